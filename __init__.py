@@ -1,0 +1,1 @@
+"""A KV-cache fabric for LLM inference on Ray clusters."""
