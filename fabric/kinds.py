@@ -141,9 +141,7 @@ LAYER_OF: dict[Reason, Layer] = {
 }
 """The layer a reason belongs to when it cuts an acquire (a lease's own read reports ``lease``)."""
 
-DISK_REASONS = frozenset(
-    {Reason.RESTORE_PENDING, Reason.RESTORE_FAILED, Reason.DISK_UNAVAILABLE, Reason.DISK_FULL}
-)
+DISK_REASONS = frozenset({Reason.RESTORE_PENDING, Reason.RESTORE_FAILED, Reason.DISK_UNAVAILABLE, Reason.DISK_FULL})
 """Reasons that only a disk prefix can have: the cause's kind is then ``disk_prefix``."""
 
 INVALIDATING_REASONS = frozenset({Reason.ABI_MISMATCH, Reason.MISALIGNED, Reason.CHECKSUM_MISMATCH})

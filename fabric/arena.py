@@ -1,0 +1,232 @@
+"""The arena: one range of memory with an arena header, a header table and slots in pools.
+
+Pure: it works over any writable or read-only buffer (a memfd mapping, a bytearray). Writers and
+readers in other processes see the same bytes, so the order of header writes is the protocol:
+
+* a slot's ``version`` is bumped *before* its bytes change (seqlock), so a reader that finds the
+  same version before and after a read has read the bytes it was granted;
+* ``state`` WRITING is set with the bump, SEALED only after length and checksum stand;
+* the arena header bears the holder's incarnation, the weights revision in force and
+  ``grants_until_ns`` (CLOCK_MONOTONIC): a reader of a dead or silent holder sees it here.
+
+Layout (all little endian): one page of arena header, the header table (64 bytes a slot, padded to
+pages), then the slots; every slot begins on a page so that a writer's mapping covers only its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .kinds import SpecError, Tier, WireError
+
+PAGE_BYTES = 4096
+ARENA_MAGIC = b"KVFABRIC"
+ARENA_SCHEMA = 1
+
+ARENA_HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("schema", "<u4"),
+        ("slots", "<u4"),
+        ("incarnation", "<u8"),
+        ("grants_until_ns", "<u8"),
+        ("weights", "V16"),
+        ("layout", "V16"),
+    ]
+)
+SLOT_HEADER = np.dtype(
+    [
+        ("version", "<u8"),
+        ("state", "<u4"),
+        ("length", "<u4"),
+        ("checksum", "V16"),
+        ("object", "V16"),
+        ("revision", "<u8"),
+        ("reserved", "<u8"),
+    ]
+)
+assert SLOT_HEADER.itemsize == 64
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class SlotState(IntEnum):
+    """What a slot's header says of its bytes. Only SEALED bytes may be read."""
+
+    FREE = 0
+    WRITING = 1
+    SEALED = 2
+    QUARANTINED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """``slots`` slots of ``slot_bytes`` payload for one group and shard on one tier."""
+
+    group: int
+    shard: int
+    slots: int
+    slot_bytes: int
+    tier: Tier = Tier.G2
+
+    @property
+    def stride_bytes(self) -> int:
+        """Bytes from one slot to the next: whole pages."""
+        return -(-self.slot_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class ArenaLayout:
+    """Where each pool's slots lie. Slot numbers run through all pools in order."""
+
+    def __init__(self, pools: Sequence[PoolLayout]) -> None:
+        self.pools = tuple(pools)
+        self.slots = sum(pool.slots for pool in self.pools)
+        if not self.slots:
+            raise SpecError("pools: an arena needs at least one slot")
+        table_bytes = -(-self.slots * SLOT_HEADER.itemsize // PAGE_BYTES) * PAGE_BYTES
+        self.table_offset = PAGE_BYTES
+        offset = PAGE_BYTES + table_bytes
+        self.first_slot: list[int] = []
+        self.pool_offset: list[int] = []
+        slot = 0
+        for pool in self.pools:
+            self.first_slot.append(slot)
+            self.pool_offset.append(offset)
+            slot += pool.slots
+            offset += pool.slots * pool.stride_bytes
+        self.size_bytes = offset
+        self._bounds = [first + pool.slots for first, pool in zip(self.first_slot, self.pools, strict=True)]
+
+    def pool_of(self, slot: int) -> int:
+        """Index of the pool a slot belongs to. Raises IndexError for a slot outside the arena."""
+        if slot < 0:
+            raise IndexError(slot)
+        for index, bound in enumerate(self._bounds):
+            if slot < bound:
+                return index
+        raise IndexError(slot)
+
+    def offset_of(self, slot: int) -> int:
+        """Byte offset of a slot's payload in the arena."""
+        pool = self.pool_of(slot)
+        return self.pool_offset[pool] + (slot - self.first_slot[pool]) * self.pools[pool].stride_bytes
+
+    def to_plain(self) -> list[list[Any]]:
+        """Plain lists for a wire record; :meth:`from_plain` is the inverse."""
+        return [[p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)] for p in self.pools]
+
+    @classmethod
+    def from_plain(cls, plain: Iterable[Sequence[Any]]) -> ArenaLayout:
+        """Raises WireError for anything :meth:`to_plain` does not make."""
+        try:
+            return cls([PoolLayout(int(g), int(s), int(n), int(b), Tier(t)) for g, s, n, b, t in plain])
+        except (TypeError, ValueError) as error:
+            raise WireError(f"arena layout: {error}") from None
+
+
+class Arena:
+    """Headers and payload of an arena over ``buffer``; read-only if the buffer is."""
+
+    def __init__(self, layout: ArenaLayout, buffer: Any) -> None:
+        self.layout = layout
+        self.bytes: Bytes = np.frombuffer(buffer, dtype=np.uint8)
+        if self.bytes.nbytes < layout.size_bytes:
+            raise SpecError(f"arena: {self.bytes.nbytes} bytes are less than the layout's {layout.size_bytes}")
+        self.header = self.bytes[: ARENA_HEADER.itemsize].view(ARENA_HEADER)
+        table_end = layout.table_offset + layout.slots * SLOT_HEADER.itemsize
+        self.table = self.bytes[layout.table_offset : table_end].view(SLOT_HEADER)
+        self.versions = self.table["version"]
+        self.states = self.table["state"]
+        self.lengths = self.table["length"]
+        self.checksums = self.table["checksum"]
+
+    def format(self, incarnation: int) -> None:
+        """Write a fresh arena header; every slot is FREE at version 0."""
+        self.table[:] = np.zeros((), dtype=SLOT_HEADER)
+        self.header["schema"] = ARENA_SCHEMA
+        self.header["slots"] = self.layout.slots
+        self.header["incarnation"] = incarnation
+        self.header["magic"] = ARENA_MAGIC
+
+    def verify_format(self) -> None:
+        """Raises WireError if the buffer holds no arena of this schema and size."""
+        if bytes(self.header["magic"][0]) != ARENA_MAGIC:
+            raise WireError("arena: the mapping holds no kvfabric arena")
+        schema = int(self.header["schema"][0])
+        if schema != ARENA_SCHEMA:
+            raise WireError(f"arena: schema {schema} found, this version reads {ARENA_SCHEMA}")
+        if int(self.header["slots"][0]) != self.layout.slots:
+            raise WireError("arena: the layout has another number of slots than the arena's header")
+
+    @property
+    def incarnation(self) -> int:
+        return int(self.header["incarnation"][0])
+
+    @property
+    def grants_until_ns(self) -> int:
+        return int(self.header["grants_until_ns"][0])
+
+    def set_grants_until(self, now_plus_ns: int) -> None:
+        """CLOCK_MONOTONIC nanoseconds until which this holder may grant and its readers may trust it."""
+        self.header["grants_until_ns"] = now_plus_ns
+
+    @property
+    def weights(self) -> bytes:
+        """16 bytes: digest of the weights revision in force."""
+        return bytes(self.header["weights"][0])
+
+    def set_weights(self, digest16: bytes) -> None:
+        self.header["weights"] = np.void(digest16)
+
+    def payload(self, slot: int) -> Bytes:
+        """The slot's whole payload, uint8 of shape (slot_bytes,), zero-copy."""
+        pool = self.layout.pools[self.layout.pool_of(slot)]
+        offset = self.layout.offset_of(slot)
+        return self.bytes[offset : offset + pool.slot_bytes]
+
+    def content(self, slot: int) -> Bytes:
+        """The bytes the header says were sealed, uint8 of shape (length,)."""
+        return self.payload(slot)[: int(self.lengths[slot])]
+
+    def begin_write(self, slot: int) -> int:
+        """Bump the version and mark the slot WRITING, before any byte changes. Returns the version."""
+        version = int(self.versions[slot]) + 1
+        self.versions[slot] = version
+        self.states[slot] = SlotState.WRITING
+        return version
+
+    def seal(self, slot: int, length: int, checksum: bytes, object16: bytes, revision: int) -> None:
+        """Mark the slot's bytes readable: ``length`` bytes with xxh3-128 ``checksum`` (16 bytes)."""
+        row = self.table[slot]
+        row["length"] = length
+        row["checksum"] = np.void(checksum)
+        row["object"] = np.void(object16)
+        row["revision"] = revision
+        self.states[slot] = SlotState.SEALED
+
+    def vacate(self, slot: int, state: SlotState = SlotState.FREE) -> None:
+        """Take the bytes away from readers: bump the version, then the state."""
+        self.versions[slot] += 1
+        self.states[slot] = state
+
+    def version(self, slot: int) -> int:
+        return int(self.versions[slot])
+
+    def state(self, slot: int) -> SlotState:
+        return SlotState(int(self.states[slot]))
+
+    def checksum(self, slot: int) -> bytes:
+        return bytes(self.checksums[slot])
+
+
+def heap_arena(layout: ArenaLayout, incarnation: int) -> Arena:
+    """A formatted arena in ordinary memory: for the simulator, scenarios and tests."""
+    arena = Arena(layout, memoryview(np.zeros(layout.size_bytes, dtype=np.uint8)))
+    arena.format(incarnation)
+    return arena
