@@ -1,0 +1,211 @@
+"""What a driver feeds a protocol core, and what the core asks of its driver.
+
+A core is ``handle(event, now) -> effects``: no clock, no sockets, no threads. Actors, the scenario
+runner and the simulator are drivers; none of them decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .kinds import Reason
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A record arrived from an address ("client:...", a holder, "directory:0", "supervisor")."""
+
+    sender: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Undeliverable:
+    """The driver could not deliver what the core sent: the peer cannot be reached now."""
+
+    to: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClosed:
+    """A client's connection ended: its process exited or let go, so it writes no more."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; due when the core's ``next_deadline_s`` is reached."""
+
+
+class TransferFault(StrEnum):
+    """Why one pair of a transfer brought no bytes."""
+
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    PEER_LOST = "peer_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One destination slot of a transfer: the checksum of the bytes that landed, or the fault.
+
+    ``quiet`` False: foreign bytes may still arrive there; a :class:`TransferQuiet` will follow.
+    """
+
+    slot: int
+    checksum: bytes | None
+    fault: TransferFault | None = None
+    quiet: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDone:
+    token: int
+    moved: tuple[Moved, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferQuiet:
+    """Proven: no byte of this transfer can still arrive."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """Checksums (16 bytes each) of the slots asked for, in order."""
+
+    token: int
+    checksums: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWritten:
+    """An extent stands on disk, or the reason it does not."""
+
+    token: int
+    refused: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One slot read from an extent: the checksum of what was read, or the reason nothing was."""
+
+    slot: int
+    checksum: bytes | None
+    refused: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRead:
+    token: int
+    restored: tuple[Restored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """The tier as a whole became unusable (with the reason) or usable again (None)."""
+
+    refused: Reason | None
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver a record, once, best effort; say :class:`Undeliverable` if it is known to be lost."""
+
+    to: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One slot to copy: the source's slot number, the local one, the bytes."""
+
+    source_slot: int
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartTransfer:
+    """READ from a peer's arena into local slots and digest what landed; answer TransferDone."""
+
+    token: int
+    source: str
+    incarnation: int
+    pairs: tuple[Pair, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DigestSlots:
+    """Compute xxh3-128 over the sealed length of each slot; answer Digested."""
+
+    token: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentEntry:
+    """One object of an extent: everything needed to find and prove it after a restart."""
+
+    group: int
+    shard: int
+    digest: bytes
+    position: int
+    revision: int
+    length: int
+    checksum: bytes
+    fingerprint: bytes
+    alignment_bytes: int
+    namespace: bytes
+    weights: bytes
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteExtent:
+    """Write these slots' bytes as one extent: whole or not at all; answer DiskWritten."""
+
+    token: int
+    extent: int
+    entries: tuple[ExtentEntry, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadExtent:
+    """Read entries (extent, entry number) into slots and digest them; answer DiskRead."""
+
+    token: int
+    reads: tuple[tuple[int, int, int], ...]
+    """(extent, entry, slot)"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteExtent:
+    extent: int
+
+
+Event = (
+    Received
+    | Undeliverable
+    | PeerClosed
+    | Tick
+    | TransferDone
+    | TransferQuiet
+    | Digested
+    | DiskWritten
+    | DiskRead
+    | DiskState
+)
+Effect = Send | StartTransfer | DigestSlots | WriteExtent | ReadExtent | DeleteExtent

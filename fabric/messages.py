@@ -1,0 +1,589 @@
+"""Every record that crosses a process: what sessions, holders, directory and supervisor say.
+
+Digests travel concatenated (32 bytes each to holders, which compare all of them), slot numbers as
+little-endian uint32, versions as uint64, checksums as 16 bytes each: one bytes object a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .kinds import Cause, Reason, Status
+from .passport import Abi
+from .wire import Bits, record
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open index ranges, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the fabric sees it: its namespace and its digests, never its tokens.
+
+    ``keys`` holds, for each object unit in tokens, the 32-byte digests at unit, 2 * unit, ... up to
+    ``n`` tokens, concatenated. ``weights`` is the 16-byte digest of the namespace's weights revision.
+    """
+
+    namespace: bytes
+    weights: bytes
+    tenant: str
+    n: int
+    keys: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Objects of one group and shard by index, with their digests (32 bytes each)."""
+
+    group: int
+    shard: int
+    indices: tuple[int, ...]
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreItem:
+    """Objects to store: ``length`` bytes each, under one revision and ABI."""
+
+    objects: Objects
+    revision: int
+    length: int
+    abi: Abi
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """Slots of one group and shard: slot numbers (uint32) and versions (uint64), by index."""
+
+    group: int
+    shard: int
+    indices: tuple[int, ...]
+    slots: bytes
+    versions: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What one holder has of one group and shard along one prompt.
+
+    ``memory``: sealed in memory; ``tier``: only on a tier, restorable; ``bad``: there but never
+    usable as it is, with the reason and whether a tier is to blame. ``revisions`` and ``abis``
+    partition all three. ``versions``: a uint64 for each bit of memory, ascending.
+    """
+
+    holder: str
+    incarnation: int
+    group: int
+    shard: int
+    memory: Bits
+    tier: Bits
+    revisions: dict[int, Bits]
+    abis: tuple[tuple[Abi, Bits], ...]
+    bad: tuple[tuple[Reason, bool, Bits], ...] = ()
+    versions: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Slots of one group and shard a holder could free for one request.
+
+    ``slots``: free or evictable; ``pool_slots``: the whole pool; ``pinned``: objects of the prompt
+    that are pinned already and so need no room.
+    """
+
+    group: int
+    shard: int
+    slots: int
+    pool_slots: int
+    pinned: Bits
+
+
+# --- sessions to holders -----------------------------------------------------------------------
+
+
+@record(1)
+@dataclass(frozen=True, slots=True)
+class StoreBegin:
+    """Reserve slots for a write attempt, all or nothing. ``retire``: what the commit replaces.
+
+    With ``replace`` false, objects that are there already in this revision and ABI are left alone
+    and get no slot.
+    """
+
+    request: str
+    prompt: Prompt
+    items: tuple[StoreItem, ...]
+    retire: tuple[Objects, ...]
+    replace: bool
+
+
+@record(2)
+@dataclass(frozen=True, slots=True)
+class StoreBegun:
+    """The attempt's id and its own slots, open for writing; or why there are none."""
+
+    request: str
+    attempt: int
+    slots: tuple[SlotRun, ...]
+    refused: Reason | None
+    group: str
+
+
+@record(3)
+@dataclass(frozen=True, slots=True)
+class StoreCommit:
+    """Make the attempt visible. ``checksums``: xxh3-128 of each slot's bytes, in the order begun."""
+
+    request: str
+    attempt: int
+    checksums: bytes
+
+
+@record(4)
+@dataclass(frozen=True, slots=True)
+class StoreAbort:
+    """Give the attempt up; its slots are quarantined until :class:`StoreQuiet`."""
+
+    request: str
+    attempt: int
+
+
+@record(5)
+@dataclass(frozen=True, slots=True)
+class StoreQuiet:
+    """Nothing can write to this attempt's slots any more."""
+
+    request: str
+    attempt: int
+
+
+@record(6)
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The plain reply: ``refused`` is None where all went well."""
+
+    request: str
+    refused: Reason | None
+    detail: str
+
+
+@record(7)
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Evict these objects from memory; what is not there is ok, what is pinned refuses all."""
+
+    request: str
+    objects: tuple[Objects, ...]
+
+
+@record(8)
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Write these objects to disk as one extent and free their slots."""
+
+    request: str
+    objects: tuple[Objects, ...]
+
+
+@record(9)
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Bring these objects back from disk."""
+
+    request: str
+    objects: tuple[Objects, ...]
+
+
+@record(10)
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Ask the leader for a lease (or, with ``probe``, only for the answer).
+
+    ``abis`` has one entry a group; ``readers`` names the holder of each rank (shard), the leader
+    being the first. ``wait_s`` None: recovery is awaited, room is not; 0: nothing is awaited.
+    """
+
+    request: str
+    prompt: Prompt
+    abis: tuple[Abi, ...]
+    readers: tuple[str, ...]
+    lease_s: float
+    wait_s: float | None
+    min_tokens: int
+    probe: bool
+    graph: bool = False
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePart:
+    """One holder's share of a lease: the fence and the exact slots and versions."""
+
+    holder: str
+    incarnation: int
+    fence: int
+    slots: tuple[SlotRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """A granted lease. ``deadline_s`` is on the granter's monotonic clock."""
+
+    lease: int
+    tokens: int
+    deadline_s: float
+    weights: bytes
+    parts: tuple[LeasePart, ...]
+
+
+@record(11)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an acquire or probe found: expected outcomes are values."""
+
+    request: str
+    status: Status
+    tokens: int
+    hash_tokens: int
+    usable_tokens: int
+    cause: Cause | None
+    also: tuple[str, ...]
+    replay_from: int | None
+    expected_s: float | None
+    grant: LeaseGrant | None
+    tokens_lost_to_alignment: int = 0
+    moved_bytes: tuple[tuple[str, int], ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+@record(12)
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Extend a lease by ``lease_s`` from now."""
+
+    request: str
+    lease: int
+    lease_s: float
+
+
+@record(13)
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    request: str
+    refused: Reason | None
+    deadline_s: float
+
+
+@record(14)
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End a lease. ``reused_tokens``: what the reader really used after a clean check."""
+
+    request: str
+    lease: int
+    reused_tokens: int | None
+
+
+# --- holders among each other ------------------------------------------------------------------
+
+
+@record(20)
+@dataclass(frozen=True, slots=True)
+class MateLookup:
+    """The leader asks a rank's holder what it has of a prompt."""
+
+    op: str
+    prompt: Prompt
+
+
+@record(21)
+@dataclass(frozen=True, slots=True)
+class MateColumns:
+    op: str
+    columns: tuple[Column, ...]
+    room: tuple[Room, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Objects to bring from ``source`` (its incarnation told) with the versions expected there."""
+
+    source: str
+    incarnation: int
+    objects: Objects
+    versions: bytes
+
+
+@record(22)
+@dataclass(frozen=True, slots=True)
+class PartOpen:
+    """Prepare one holder's share: pin what is there, reserve, restore, fetch, prove; all or nothing."""
+
+    op: str
+    prompt: Prompt
+    abis: tuple[Abi, ...]
+    tokens: int
+    revisions: tuple[int | None, ...]
+    shards: tuple[int, ...]
+    local: tuple[Objects, ...]
+    fetches: tuple[Fetch, ...]
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BadCopy:
+    """A copy that cannot be used for this request: where it lies, which object, why."""
+
+    holder: str
+    group: int
+    shard: int
+    index: int
+    reason: Reason
+    from_tier: bool
+
+
+@record(23)
+@dataclass(frozen=True, slots=True)
+class PartReply:
+    """Ready (``refused`` None) or not, with the truth: fresh columns, room and bad copies."""
+
+    op: str
+    refused: Reason | None
+    group: int
+    bad: tuple[BadCopy, ...]
+    lost: tuple[str, ...]
+    stale: tuple[Column, ...]
+    room: tuple[Room, ...]
+    moved_bytes: tuple[tuple[int, int], ...]
+
+
+@record(24)
+@dataclass(frozen=True, slots=True)
+class PartGrant:
+    """Turn a ready share into a lease record."""
+
+    op: str
+    lease_s: float
+
+
+@record(25)
+@dataclass(frozen=True, slots=True)
+class PartGranted:
+    op: str
+    refused: Reason | None
+    deadline_s: float
+    lease: int
+    part: LeasePart | None
+
+
+@record(26)
+@dataclass(frozen=True, slots=True)
+class PartAbort:
+    """Let a share go; what was fetched stays as an ordinary copy."""
+
+    op: str
+
+
+@record(27)
+@dataclass(frozen=True, slots=True)
+class PartRenew:
+    op: str
+    lease: int
+    lease_s: float
+
+
+@record(28)
+@dataclass(frozen=True, slots=True)
+class PartRenewed:
+    op: str
+    refused: Reason | None
+    deadline_s: float
+
+
+@record(29)
+@dataclass(frozen=True, slots=True)
+class PartRelease:
+    lease: int
+
+
+@record(30)
+@dataclass(frozen=True, slots=True)
+class PinRequest:
+    """Pin objects at their source for a transfer, or with ``dry`` only ask for the truth.
+
+    What lies on the source's tier is restored first (``restore``) or refused as pending.
+    """
+
+    op: str
+    incarnation: int
+    prompt: Prompt
+    objects: tuple[Objects, ...]
+    revisions: tuple[int | None, ...]
+    abis: tuple[Abi, ...]
+    dry: bool
+    restore: bool
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRun:
+    """Pinned slots at the source: where, which versions, how long, which checksums, which layout."""
+
+    slots: SlotRun
+    lengths: tuple[int, ...]
+    checksums: bytes
+    revisions: tuple[int, ...]
+    abis: tuple[Abi, ...]
+    positions: tuple[int, ...]
+
+
+@record(31)
+@dataclass(frozen=True, slots=True)
+class PinReply:
+    """Pinned runs, or a refusal that carries the true columns of the prompt."""
+
+    op: str
+    holder: str
+    incarnation: int
+    refused: Reason | None
+    runs: tuple[SourceRun, ...]
+    truth: tuple[Column, ...]
+    bad: tuple[BadCopy, ...]
+
+
+@record(32)
+@dataclass(frozen=True, slots=True)
+class PinEnd:
+    """Re-read the pinned slots' headers and end the pins. ``suspect``: digest these once more."""
+
+    op: str
+    suspect: tuple[Objects, ...]
+
+
+@record(33)
+@dataclass(frozen=True, slots=True)
+class PinEnded:
+    """``versions``: each pinned slot's version now, in the order of the runs; empty if unknown."""
+
+    op: str
+    holder: str
+    versions: tuple[bytes, ...]
+    bad: tuple[BadCopy, ...]
+
+
+# --- directory ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EventRun:
+    """Objects of one group and shard whose state changed alike.
+
+    ``state``: 0 gone, 1 in memory, 2 on a tier. ``evicted`` marks a deliberate removal (drop or
+    room). ``versions``: uint64 each. ``digests``: 16 bytes each.
+    """
+
+    group: int
+    shard: int
+    digests: bytes
+    state: int
+    evicted: bool
+    revision: int
+    abi: Abi
+    bad: Reason | None
+    bad_from_tier: bool
+    versions: bytes
+    positions: tuple[int, ...]
+
+
+@record(40)
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events of one holder's life in order; ``first_seq`` numbers the batch."""
+
+    holder: str
+    incarnation: int
+    seq: int
+    runs: tuple[EventRun, ...]
+
+
+@record(41)
+@dataclass(frozen=True, slots=True)
+class DumpPart:
+    """One bounded part of all a holder has, as of ``seq``; ``part`` counts from 0 to ``parts`` - 1."""
+
+    holder: str
+    incarnation: int
+    seq: int
+    part: int
+    parts: int
+    runs: tuple[EventRun, ...]
+
+
+@record(42)
+@dataclass(frozen=True, slots=True)
+class EventsSeen:
+    """The directory's place in a holder's stream; ``replay`` asks for a full dump."""
+
+    shard: str
+    epoch: int
+    incarnation: int
+    seq: int
+    replay: bool
+
+
+@record(43)
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    op: str
+    prompt: Prompt
+
+
+@record(44)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Presence along the prompt at every known holder; ``evicted``: (group, bits) gone by choice."""
+
+    op: str
+    epoch: int
+    columns: tuple[Column, ...]
+    evicted: tuple[tuple[int, Bits], ...]
+
+
+@record(45)
+@dataclass(frozen=True, slots=True)
+class HolderGone:
+    """A life of a holder ended (proven by its node or by its grant lease running out)."""
+
+    holder: str
+    incarnation: int
+
+
+# --- supervisor --------------------------------------------------------------------------------
+
+
+@record(50)
+@dataclass(frozen=True, slots=True)
+class GrantUntil:
+    """The right to grant leases for ``seconds`` from receipt, for one incarnation only."""
+
+    incarnation: int
+    seconds: float
+
+
+@record(51)
+@dataclass(frozen=True, slots=True)
+class SetWeights:
+    """A weights revision is in force (16-byte digest); every other known one is retired."""
+
+    weights: bytes
+    retired: tuple[bytes, ...]
+
+
+@record(52)
+@dataclass(frozen=True, slots=True)
+class SetMode:
+    """Draining: stop granting. Bypassed: answer recompute to every acquire."""
+
+    draining: bool
+    bypassed: bool

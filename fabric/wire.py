@@ -1,0 +1,223 @@
+"""Wire records: frozen dataclasses to bytes and back, msgpack with a schema number.
+
+A record is declared with ``@record(number)``. Its codec is compiled from the type hints once, so
+decoding checks every field's type on the way in: what a peer or a disk sent is data, never code.
+Bitmaps (annotated ``Bits``) are ints of any size. Schema N reads N-1: a field that a record gained
+has a default and stands last, so that a shorter record of the older schema still decodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from .kinds import WireError
+
+SCHEMA = 1
+SCHEMAS_READ = (SCHEMA,)
+FRAME_BYTES_MAX = 64 << 20
+
+Bits = NewType("Bits", int)
+"""A bitmap of any length as one int."""
+
+Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+T = TypeVar("T")
+
+_by_number: dict[int, type] = {}
+_number_of: dict[type, int] = {}
+_codecs: dict[type, Codec] = {}
+
+
+def record(number: int) -> Callable[[type[T]], type[T]]:
+    """Declare a dataclass as wire record ``number``; numbers are never reused."""
+
+    def register(cls: type[T]) -> type[T]:
+        if number in _by_number:
+            raise WireError(f"record number {number} stands for {_by_number[number].__name__} already")
+        _by_number[number] = cls
+        _number_of[cls] = number
+        return cls
+
+    return register
+
+
+def encode(message: Any) -> bytes:
+    """Bytes of a record. Raises KeyError for a class that is none."""
+    cls = type(message)
+    return bytes(msgpack.packb([SCHEMA, _number_of[cls], _codec(cls)[0](message)], use_bin_type=True))
+
+
+def decode(frame: bytes | memoryview) -> Any:
+    """The record in ``frame``. Raises WireError for anything that is none of a known schema."""
+    try:
+        plain = msgpack.unpackb(
+            frame, raw=False, strict_map_key=False, use_list=True, max_buffer_size=FRAME_BYTES_MAX
+        )
+    except Exception as error:  # msgpack raises several families; all mean the same here
+        raise WireError(f"not a record: {type(error).__name__}") from None
+    if not (isinstance(plain, list) and len(plain) == 3 and type(plain[0]) is int and type(plain[1]) is int):
+        raise WireError("not a record: the envelope is [schema, number, fields]")
+    schema, number, fields = plain
+    if schema not in SCHEMAS_READ:
+        raise WireError(f"schema {schema} found, this version reads {', '.join(map(str, SCHEMAS_READ))}")
+    cls = _by_number.get(number)
+    if cls is None:
+        raise WireError(f"record {number} is not known in schema {schema}")
+    return _codec(cls)[1](fields)
+
+
+def _codec(hint: Any) -> Codec:
+    known = _codecs.get(hint)
+    if known is None:
+        known = _codecs[hint] = _compile(hint)
+    return known
+
+
+def _compile(hint: Any) -> Codec:
+    if dataclasses.is_dataclass(hint):
+        return _compile_record(typing.cast(type, hint))
+    if hint is Bits:
+        return _pack_bits, _unpack_bits
+    if isinstance(hint, NewType):
+        return _codec(hint.__supertype__)
+    if hint is float:
+        return _same, _float
+    if hint in (int, str, bytes, bool):
+        return _same, _exactly(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _value, _enum(hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _compile_optional(args)
+    if origin is tuple:
+        return _compile_tuple(args)
+    if origin is dict:
+        return _compile_dict(args)
+    raise WireError(f"no codec for a field of type {hint}")
+
+
+def _compile_record(cls: type) -> Codec:
+    hints = get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    codecs = [_codec(hints[name]) for name in names]
+    required = sum(
+        f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(cls)
+    )
+    pairs = [(name, pack) for name, (pack, _) in zip(names, codecs, strict=True)]
+    unpackers = [unpack for _, unpack in codecs]
+
+    def pack(message: Any) -> list[Any]:
+        return [p(getattr(message, name)) for name, p in pairs]
+
+    def unpack(plain: Any) -> Any:
+        if type(plain) is not list or not required <= len(plain) <= len(unpackers):
+            raise WireError(f"{cls.__name__}: {required} to {len(unpackers)} fields are expected")
+        try:
+            return cls(*[u(value) for u, value in zip(unpackers, plain, strict=False)])
+        except WireError as error:
+            raise WireError(f"{cls.__name__}: {error}") from None
+
+    return pack, unpack
+
+
+def _compile_optional(args: tuple[Any, ...]) -> Codec:
+    inner = [a for a in args if a is not type(None)]
+    if len(inner) != 1 or len(args) != 2:
+        raise WireError(f"no codec for a union of {args}")
+    pack, unpack = _codec(inner[0])
+    return (
+        lambda value: None if value is None else pack(value),
+        lambda plain: None if plain is None else unpack(plain),
+    )
+
+
+def _compile_tuple(args: tuple[Any, ...]) -> Codec:
+    if len(args) == 2 and args[1] is Ellipsis:
+        pack, unpack = _codec(args[0])
+        if pack is _same:
+            return list, lambda plain: tuple([unpack(v) for v in _list(plain)])
+        return (
+            lambda value: [pack(v) for v in value],
+            lambda plain: tuple([unpack(v) for v in _list(plain)]),
+        )
+    codecs = [_codec(a) for a in args]
+
+    def unpack_fixed(plain: Any) -> Any:
+        if len(_list(plain)) != len(codecs):
+            raise WireError(f"{len(codecs)} values are expected")
+        return tuple(u(v) for (_, u), v in zip(codecs, plain, strict=True))
+
+    return lambda value: [p(v) for (p, _), v in zip(codecs, value, strict=True)], unpack_fixed
+
+
+def _compile_dict(args: tuple[Any, ...]) -> Codec:
+    (pack_key, unpack_key), (pack_value, unpack_value) = _codec(args[0]), _codec(args[1])
+
+    def unpack(plain: Any) -> Any:
+        if type(plain) is not list:
+            raise WireError("a list of pairs is expected")
+        out = {}
+        for pair in plain:
+            if type(pair) is not list or len(pair) != 2:
+                raise WireError("a list of pairs is expected")
+            out[unpack_key(pair[0])] = unpack_value(pair[1])
+        return out
+
+    return lambda value: [[pack_key(k), pack_value(v)] for k, v in value.items()], unpack
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _value(value: Enum) -> Any:
+    return value.value
+
+
+def _list(plain: Any) -> list[Any]:
+    if type(plain) is not list:
+        raise WireError("a list is expected")
+    return plain
+
+
+def _float(plain: Any) -> float:
+    if type(plain) is not float and type(plain) is not int:
+        raise WireError("a number is expected")
+    return float(plain)
+
+
+def _exactly(cls: type) -> Callable[[Any], Any]:
+    def check(plain: Any) -> Any:
+        if type(plain) is not cls:
+            raise WireError(f"{cls.__name__} is expected, got {type(plain).__name__}")
+        return plain
+
+    return check
+
+
+def _enum(cls: type[Enum]) -> Callable[[Any], Any]:
+    members = {member.value: member for member in cls}
+
+    def check(plain: Any) -> Any:
+        try:
+            return members[plain]
+        except (KeyError, TypeError):
+            raise WireError(f"{plain!r} is no {cls.__name__}") from None
+
+    return check
+
+
+def _pack_bits(value: int) -> bytes:
+    return value.to_bytes((value.bit_length() + 7) // 8, "little")
+
+
+def _unpack_bits(plain: Any) -> int:
+    if type(plain) is not bytes:
+        raise WireError("a bitmap is bytes")
+    return int.from_bytes(plain, "little")
