@@ -55,10 +55,10 @@ def encode(message: Any) -> bytes:
 
 def decode(frame: bytes | memoryview) -> Any:
     """The record in ``frame``. Raises WireError for anything that is none of a known schema."""
+    if len(frame) > FRAME_BYTES_MAX:
+        raise WireError(f"{len(frame)} bytes are more than a frame's {FRAME_BYTES_MAX}")
     try:
-        plain = msgpack.unpackb(
-            frame, raw=False, strict_map_key=False, use_list=True, max_buffer_size=FRAME_BYTES_MAX
-        )
+        plain = msgpack.unpackb(frame, raw=False, strict_map_key=False, use_list=True)
     except Exception as error:  # msgpack raises several families; all mean the same here
         raise WireError(f"not a record: {type(error).__name__}") from None
     if not (isinstance(plain, list) and len(plain) == 3 and type(plain[0]) is int and type(plain[1]) is int):
