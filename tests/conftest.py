@@ -1,0 +1,37 @@
+"""What every test process needs before Ray or NIXL is imported, and the Hypothesis profiles.
+
+Ray workers, node processes and child interpreters inherit these variables.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+
+def _set_environment(ray_folder: str) -> None:
+    # The verbs library that NIXL bundles crashes at interpreter exit; without RDMA devices UCX can do without it.
+    infiniband = Path("/sys/class/infiniband")
+    if not infiniband.is_dir() or not any(infiniband.iterdir()):
+        os.environ["UCX_MODULES"] = "^ib"
+    os.environ["NIXL_LOG_LEVEL"] = "ERROR"
+    # A short path of its own: Ray puts Unix sockets, whose names are limited to 107 bytes, under it.
+    os.environ["RAY_TMPDIR"] = ray_folder
+    # `ray start` turns authentication on where it finds a token that another `ray.init` left in the home folder.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    # Ray would kill workers when the tests' host runs low on memory, and runs them at nice 15.
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+# Processes of a cluster that a failed test left behind may still write here while it is removed.
+_RAY_FOLDER = tempfile.TemporaryDirectory(prefix="kvf-", dir="/tmp", ignore_cleanup_errors=True)
+Path(_RAY_FOLDER.name, "ray").mkdir()
+_set_environment(_RAY_FOLDER.name)
+
+# A loaded machine is slow, not wrong: no deadline an example. CI draws the same examples each time.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
