@@ -1,0 +1,1 @@
+"""Moves bytes between arenas, and requests between processes. No policies, no Ray."""
