@@ -233,16 +233,22 @@ sock.recv(1)
 """
 
 
+def _what_it_has(process: Path) -> str:
+    text = []
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        text.append((process / "maps").read_text())
+        for path in (process / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+                text.append(str(path.readlink()))
+    return "\n".join(text)
+
+
 def processes_with(name: str) -> set[int]:
     """Processes that map a memfd of this name or hold a descriptor of it."""
     found = set()
     for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            links = [str(path.readlink()) for path in (process / "fd").iterdir()]
-            if name in (process / "maps").read_text() or any(name in link for link in links):
-                found.add(int(process.name))
+        if process.name.isdecimal() and name in _what_it_has(process):
+            found.add(int(process.name))
     return found
 
 
