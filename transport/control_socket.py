@@ -318,11 +318,11 @@ class _Connection(asyncio.Protocol):
         self._server.counters.requests += 1
         try:
             reply = self._server.handler(self._info, frame.payload)
+            if isinstance(reply, bytes | tuple):
+                self._reply(frame.request_id, reply)
+                return
         except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection's other requests
             self._handler_failed(frame.request_id, error)
-            return
-        if isinstance(reply, bytes | tuple):
-            self._reply(frame.request_id, reply)
             return
         task = self._loop.create_task(self._await(frame.request_id, reply))
         self._tasks.add(task)
