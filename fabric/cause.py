@@ -11,8 +11,9 @@ tail or indexer ("bears the revision of the block it indexes"), not of the histo
 * lifting a history group lifts its presence, and that it be of one revision; but where its blocks
   are there under another revision, its tails and indexers still contradict them, so such blocks
   count as missing for as long as a tail or indexer is needed;
-* at the next grid position a family is judged in the revision in which its history reaches
-  furthest, of these the one in which the fewest members fail, of these the highest.
+* a cut is judged in the revision of the answer where it can be (a single lifted group: if the others
+  serve the position reached in it, else the highest in which they do). Where nothing can be resumed,
+  the revision of the answer is the highest.
 
 A history block whose copies exist only under other revisions than the one judged is
 ``not_stored`` (in that revision) unless the evidence says otherwise.
@@ -44,6 +45,12 @@ _ABSENT: dict[ObjectKind, Reason] = {
     ObjectKind.UNCOMPRESSED_TAIL: Reason.TAIL_GAP,
     ObjectKind.SLIDING_WINDOW: Reason.WINDOW_INCOMPLETE,
     ObjectKind.INDEXER: Reason.INDEX_ABSENT,
+}
+"""What a missing block is called; a missing snapshot is ``snapshot_absent`` whatever its kind."""
+
+_OF_ANOTHER_REVISION: dict[ObjectKind, Reason] = {
+    ObjectKind.UNCOMPRESSED_TAIL: Reason.TAIL_GAP,
+    ObjectKind.INDEXER: Reason.INDEX_STALE,
 }
 
 
@@ -97,6 +104,14 @@ class Table:
         ]
         self.by_family = [_either([_both(list(row.values()), self.mask) for row in rows]) for rows in self.by_member]
         self.served = _both([*self.by_window.values(), *self.by_family], self.mask)
+        self.chosen = self.chosen_at(self.served.bit_length() - 1)
+
+    def chosen_at(self, k: int) -> list[int]:
+        """Per family, the highest revision in which it serves grid position k."""
+        return [
+            next(r for r, row in zip(revisions, rows, strict=True) if all(served >> k & 1 for served in row.values()))
+            for revisions, rows in zip(self.revisions, self.by_member, strict=True)
+        ]
 
     def _serve(self, group: int, bits: int) -> int:
         return self.erosion.serve[group](present(self.rules.groups[group], bits, self.n), self.top)
@@ -147,7 +162,7 @@ def _knocked_out(table: Table) -> Cut | None:
         top = (rest & (_either(by_revision) | idle)).bit_length() - 1
         if top > best:
             best = top
-            found = group, _revision_at(table, f, group, by_revision, top)
+            found = group, _revision_at(table, f, by_revision, idle, top)
     if found is None:
         return None
     return _cut(table, best, [found])
@@ -161,28 +176,21 @@ def _places(rules: Rules) -> list[tuple[int, int | None, int]]:
     return sorted(places)
 
 
-def _revision_at(table: Table, f: int | None, group: int, by_revision: list[int], top: int) -> int | None:
+def _revision_at(table: Table, f: int | None, by_revision: list[int], idle: int, top: int) -> int | None:
     """The revision in which a lifted group lets its family serve grid position `top`."""
     if f is None:
         return None
-    for revision, served in zip(table.revisions[f], by_revision, strict=True):
-        if served >> top & 1:
-            return revision
-    return max(table.revisions[f], key=lambda r: (leading(table.bits(group, r)), r))
+    serving = [r for r, served in zip(table.revisions[f], by_revision, strict=True) if (served | idle) >> top & 1]
+    answer = table.chosen[f]
+    return answer if answer in serving else serving[0]
 
 
 def _failing(table: Table, k: int) -> list[tuple[int, int | None]]:
     """The groups that cannot serve grid position k, in model order, with the revision judged."""
     failing: list[tuple[int, int | None]] = [(i, None) for i, served in table.by_window.items() if not served >> k & 1]
-    for f, family in enumerate(table.rules.families):
-        history = table.rules.histories[f]
-        candidates = []
-        for revision, row in zip(table.revisions[f], table.by_member[f], strict=True):
-            missing = [i for i in family if not row[i] >> k & 1]
-            reached = k if history not in missing else (row[history] & ones(k + 1)).bit_length() - 1
-            candidates.append((reached, -len(missing), revision, missing))
-        _, _, revision, missing = max(candidates)
-        failing += [(i, revision) for i in missing]
+    for revision, revisions, rows in zip(table.chosen, table.revisions, table.by_member, strict=True):
+        row = rows[revisions.index(revision)]
+        failing += [(i, revision) for i, served in row.items() if not served >> k & 1]
     return sorted(failing, key=lambda pair: pair[0])
 
 
@@ -211,12 +219,10 @@ def _reason(table: Table, group: int, revision: int | None, p: int) -> tuple[Rea
         for blocked in held.blocked:
             if blocked.bits >> lost & 1:
                 return blocked.reason, blocked.from_tier
-        if rule.kind is ObjectKind.INDEXER and any_revision(held) >> lost & 1:
-            return Reason.INDEX_STALE, False
+        if any_revision(held) >> lost & 1 and rule.kind in _OF_ANOTHER_REVISION:
+            return _OF_ANOTHER_REVISION[rule.kind], False
         break
-    if rule.state and rule.kind is ObjectKind.COMPRESSED_HISTORY:
-        return Reason.SNAPSHOT_ABSENT, False
-    return _ABSENT[rule.kind], False
+    return Reason.SNAPSHOT_ABSENT if rule.state else _ABSENT[rule.kind], False
 
 
 def _off_grid(rules: Rules, named: list[tuple[int, int | None]]) -> Cut:
@@ -284,16 +290,12 @@ def resolve(
 def _chosen(table: Table, k: int) -> tuple[int | None, ...]:
     """Per group, the revision to resume with at grid position k."""
     chosen: list[int | None] = [None] * len(table.rules.groups)
-    if k == 0:
-        return tuple(chosen)
-    p = k * table.rules.grid
-    for f, family in enumerate(table.rules.families):
-        for revision, row in zip(table.revisions[f], table.by_member[f], strict=True):
-            if all(row[i] >> k & 1 for i in family):
-                for i in family:
-                    rule = table.rules.groups[i]
-                    chosen[i] = revision if rule.ranges(p, rule.past) else None
-                break
+    if k:
+        for family, revision in zip(table.rules.families, table.chosen_at(k), strict=True):
+            for i in family:
+                rule = table.rules.groups[i]
+                if rule.ranges(k * table.rules.grid, rule.past):
+                    chosen[i] = revision
     return tuple(chosen)
 
 

@@ -64,7 +64,8 @@ def serve_of(rule: GroupRule, grid: int) -> Serve:
     if rule.state:
         return _snapshots(rule, grid)
     parts: list[Serve] = []
-    contiguous = rule.prefix and rule.lag == 0
+    # Whether the blocks behind p go on from where the compressed ones end.
+    contiguous = rule.prefix and rule.lag == 0 and (rule.unit % rule.ratio == 0 or grid % rule.ratio == 0)
     if rule.prefix:
         parts.append(_prefix(rule, grid, contiguous))
     elif rule.sink:
@@ -108,12 +109,13 @@ def _prefix(rule: GroupRule, grid: int, contiguous: bool) -> Serve:
     end. A speculative reader of a history without lag wants the blocks behind p too: they go on
     from where the compressed ones end.
     """
-    unit = rule.unit
-    slack = -rule.past if contiguous and rule.past else rule.ratio - 1 + rule.lag
+    unit, ratio, past = rule.unit, rule.ratio, rule.past
+    slack = ratio - 1 + rule.lag
 
     def serve(bits: int, top: int) -> int:
-        reached = (leading(bits) * unit + slack) // grid
-        return ones(min(reached, top) + 1) | 1
+        held = leading(bits) * unit
+        reached = held - past if contiguous and past else held - held % ratio + slack
+        return ones(min(reached // grid, top) + 1) | 1
 
     return serve
 
@@ -215,13 +217,8 @@ def present(rule: GroupRule, bits: int, n: int) -> int:
 
 
 def revisions_of(family: tuple[int, ...], evidence: Sequence[GroupEvidence]) -> list[int]:
-    """The revisions any member of the family is held in, highest first."""
-    if len(family) == 1:
-        return sorted(evidence[family[0]].usable, reverse=True)
-    found: set[int] = set()
-    for i in family:
-        found.update(evidence[i].usable)
-    return sorted(found, reverse=True)
+    """The revisions any object of the family is usable in, highest first."""
+    return sorted({r for i in family for r, bits in evidence[i].usable.items() if bits}, reverse=True)
 
 
 def any_revision(held: GroupEvidence) -> int:
