@@ -4,6 +4,7 @@ Ray workers, node processes and child interpreters inherit these variables.
 """
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -26,10 +27,16 @@ def _set_environment(ray_folder: str) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
-# Processes of a cluster that a failed test left behind may still write here while it is removed.
-_RAY_FOLDER = tempfile.TemporaryDirectory(prefix="kvf-", dir="/tmp", ignore_cleanup_errors=True)
-Path(_RAY_FOLDER.name, "ray").mkdir()
-_set_environment(_RAY_FOLDER.name)
+_RAY_FOLDER = tempfile.mkdtemp(prefix="kvf-", dir="/tmp")
+Path(_RAY_FOLDER, "ray").mkdir()
+_set_environment(_RAY_FOLDER)
+
+
+def pytest_unconfigure() -> None:
+    """Removes the folder in this process alone: a forked child runs exit handlers, but no hooks."""
+    # Processes of a cluster that a failed test left behind may still write there.
+    shutil.rmtree(_RAY_FOLDER, ignore_errors=True)
+
 
 # A loaded machine is slow, not wrong: no deadline an example. CI draws the same examples each time.
 settings.register_profile("dev", deadline=None)
