@@ -1,0 +1,16 @@
+"""Hugging Face transformers as an engine: a model's cache to the fabric's objects and back, bit for bit.
+
+One noun a file:
+
+    geometry    cache groups, their rules and their byte layout, read off a model
+    capture     a cache's state as {group: {index: bytes}}
+    restore     a fresh cache from such objects, checked first
+    weights     a digest over a model's tensors
+    passport    what decides whether these bytes mean the same to another reader
+    generate    chunked prefill and greedy decoding with the logits of every step
+    tiny_models random models of five hybrid families
+    faults      state broken in one way at a time, and its reuse without any check
+
+Nothing here knows Ray or the fabric's actors. Importing this package loads neither torch nor
+transformers; its modules load torch, and transformers when first asked for a model or a cache.
+"""
