@@ -1,0 +1,1 @@
+"""The model of the fabric: pure, deterministic, driven from outside."""

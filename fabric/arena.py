@@ -227,6 +227,6 @@ class Arena:
 
 def heap_arena(layout: ArenaLayout, incarnation: int) -> Arena:
     """A formatted arena in ordinary memory: for the simulator, scenarios and tests."""
-    arena = Arena(layout, memoryview(np.zeros(layout.size_bytes, dtype=np.uint8)))
+    arena = Arena(layout, np.zeros(layout.size_bytes, dtype=np.uint8).data)
     arena.format(incarnation)
     return arena

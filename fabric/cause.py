@@ -24,13 +24,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .bitmaps import leading, ones
 from .erosion import (
     Erosion,
     any_revision,
     erosion_of,
     hash_tokens,
-    leading,
-    ones,
     present,
     revisions_of,
     top_position,
@@ -114,7 +113,7 @@ class Table:
         ]
 
     def _serve(self, group: int, bits: int) -> int:
-        return self.erosion.serve[group](present(self.rules.groups[group], bits, self.n), self.top)
+        return self.erosion.groups[group].serve(present(self.rules.groups[group], bits, self.n), self.top)
 
     def bits(self, group: int, revision: int | None) -> int:
         """The group's usable objects within the prompt, in a revision or (None) in any."""
@@ -131,10 +130,10 @@ class Table:
         elsewhere = self.bits(member, None)
         span = ones((self.top * self.rules.grid + self.rules.past) // self.rules.groups[member].unit + 1)
         uncontradicted = [
-            served & self.erosion.serve[member](span & ~elsewhere | self.bits(member, r), self.top)
+            served & self.erosion.groups[member].serve(span & ~elsewhere | self.bits(member, r), self.top)
             for served, r in zip(others, self.revisions[f], strict=True)
         ]
-        idle = _both([self.erosion.serve[i](0, self.top) for i in family if i != member], self.mask)
+        idle = _both([self.erosion.groups[i].serve(0, self.top) for i in family if i != member], self.mask)
         return uncontradicted, idle
 
 

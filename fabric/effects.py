@@ -66,6 +66,8 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
+    """A transfer ended, pair by pair."""
+
     token: int
     moved: tuple[Moved, ...]
 
@@ -104,6 +106,8 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class DiskRead:
+    """Reads ended, slot by slot."""
+
     token: int
     restored: tuple[Restored, ...]
 
@@ -193,6 +197,8 @@ class ReadExtent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteExtent:
+    """Remove an extent nobody refers to."""
+
     extent: int
 
 

@@ -11,79 +11,72 @@ changes from one grid position to the next) are eroded by a prefix sum over the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from .bitmaps import gather, leading, octets_of, ones, packed, runs, unpacked
 from .evidence import GroupEvidence
 from .kinds import ObjectKind
 from .model import ModelSpec
 from .needs import GroupRule, PerModel, Rules, needs_past, rules_of
 
-Serve = Callable[[int, int], int]
-"""(bits of one group, top) -> bitmap over grid positions 0..top; bit 0 is always set."""
+Reach = Callable[[int], int]
+"""bits of one group -> the last grid position that its leading objects allow (below 0: none)."""
+
+Tokens = TypeVar("Tokens", int, NDArray[np.int64])
 
 
-def ones(count: int) -> int:
-    """The `count` lowest bits set; 0 for a count below 1."""
-    return (1 << count) - 1 if count > 0 else 0
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The objects around each position that a window, tail or snapshot needs.
 
-
-def leading(bits: int) -> int:
-    """How many objects are present from the start without a gap."""
-    return (bits ^ (bits + 1)).bit_length() - 1
-
-
-def gather(bits: int, stride: int, count: int) -> int:
-    """Every stride-th bit, from bit 0, `count` of them."""
-    if stride == 1:
-        return bits & ones(count)
-    length = -(-stride * count // 8)
-    whole = bits & ones(8 * length)
-    octets = np.frombuffer(whole.to_bytes(length, "little"), np.uint8)
-    picked = octets[:: stride // 8] & 1 if stride % 8 == 0 else np.unpackbits(octets, bitorder="little")[::stride]
-    return int.from_bytes(np.packbits(picked[:count], bitorder="little").tobytes(), "little")
-
-
-def runs(bits: int, width: int) -> int:
-    """Bit i of the answer: the `width` objects that end just before object i are all present.
-
-    Objects before the first count as present: a window at the start of a prompt is short.
+    ``erode(bits, base, top)`` gives the bitmap over grid positions base..top (bit 0 is position
+    ``base``; that of position 0, and bits behind the last, mean nothing), ``probe(bits, k)`` the one
+    bit of position k > 0. Groups with equal ``shape`` need the same objects at every position.
     """
-    run = bits << width | ones(width)
-    have = 1
-    while have < width:
-        step = min(have, width - have)
-        run &= run >> step
-        have += step
-    return run
+
+    shape: Hashable
+    erode: Callable[[int, int, int], int]
+    probe: Callable[[int, int], bool]
 
 
-def serve_of(rule: GroupRule, grid: int) -> Serve:
-    """The erosion of one group under its rule, chosen once from how its objects meet the grid."""
+@dataclass(frozen=True, slots=True)
+class GroupErosion:
+    """One group's rule, cut in two: what grows from the start, and what lies around the position."""
+
+    reach: Reach | None
+    run: Run | None
+
+    def serve(self, bits: int, top: int) -> int:
+        """Bitmap over grid positions 0..top; bit 0 is always set."""
+        if top <= 0:
+            return 1
+        if self.reach is not None:
+            top = min(top, max(0, self.reach(bits)))
+        return ones(top + 1) if self.run is None else self.run.erode(bits, 0, top) & ones(top + 1) | 1
+
+
+def group_erosion(rule: GroupRule, grid: int) -> GroupErosion:
+    """The erosion of one group, chosen once from how its objects meet the grid."""
     if rule.state:
-        return _snapshots(rule, grid)
-    parts: list[Serve] = []
+        return GroupErosion(None, _snapshots(rule, grid))
     # Whether the blocks behind p go on from where the compressed ones end.
-    contiguous = rule.prefix and rule.lag == 0 and (rule.unit % rule.ratio == 0 or grid % rule.ratio == 0)
+    joined = rule.prefix and rule.lag == 0 and (rule.unit % rule.ratio == 0 or grid % rule.ratio == 0)
+    reach: Reach | None = None
     if rule.prefix:
-        parts.append(_prefix(rule, grid, contiguous))
+        reach = _reach_behind(rule, grid) if joined and rule.past else _reach(rule, grid)
     elif rule.sink:
-        parts.append(_sinks(rule, grid))
-    if not contiguous and (rule.past or (not rule.prefix and _ever_runs(rule, grid))):
-        period = grid if rule.kind is not ObjectKind.UNCOMPRESSED_TAIL else _lcm_of(grid, rule.ratio)
-        aligned = grid % rule.unit == 0 and period == grid
-        parts.append(_aligned_run(rule, grid) if aligned else _ragged_run(rule, grid))
-    if not parts:
-        return lambda _bits, top: ones(top + 1)
-    if len(parts) == 1:
-        return parts[0]
-    first, second = parts
-    return lambda bits, top: first(bits, top) & second(bits, top)
-
-
-def _lcm_of(a: int, b: int) -> int:
-    return int(np.lcm(a, b)) if a < 1 << 31 and b < 1 << 31 else a * b
+        reach = _reach_of_sinks(rule, grid)
+    if rule.past == 0 and (rule.prefix or not _ever_runs(rule, grid)):
+        return GroupErosion(reach, None)
+    if joined:
+        return GroupErosion(reach, None)
+    changes = rule.kind is ObjectKind.UNCOMPRESSED_TAIL and grid % rule.ratio != 0
+    return GroupErosion(reach, _ragged(rule, grid) if changes or grid % rule.unit else _aligned(rule, grid))
 
 
 def _ever_runs(rule: GroupRule, grid: int) -> bool:
@@ -93,47 +86,52 @@ def _ever_runs(rule: GroupRule, grid: int) -> bool:
     return bool(rule.overlap or rule.lag or grid % rule.ratio)
 
 
-def _snapshots(rule: GroupRule, grid: int) -> Serve:
+def _reach(rule: GroupRule, grid: int) -> Reach:
+    """The compressed count may not pass the first missing block.
+
+    Positions up to ratio - 1 (and lag) past an entry's end have the same compressed count as it.
+    """
+    unit, ratio, slack = rule.unit, rule.ratio, rule.ratio - 1 + rule.lag
+
+    def reach(bits: int) -> int:
+        held = leading(bits) * unit
+        return (held - held % ratio + slack) // grid
+
+    return reach
+
+
+def _reach_behind(rule: GroupRule, grid: int) -> Reach:
+    """A speculative reader of history without lag: the blocks behind p go on from the compressed ones."""
+    unit, past = rule.unit, rule.past
+    return lambda bits: (leading(bits) * unit - past) // grid
+
+
+def _reach_of_sinks(rule: GroupRule, grid: int) -> Reach:
+    """Until all sinks are there, a position needs them up to itself."""
+    unit, sink = rule.unit, rule.sink
+    whole = ones(-(-sink // unit))
+
+    def reach(bits: int) -> int:
+        # Past any prompt: sinks that are there limit nothing.
+        return 1 << 62 if bits & whole == whole else leading(bits) * unit // grid
+
+    return reach
+
+
+def _snapshots(rule: GroupRule, grid: int) -> Run:
     stride = grid // rule.unit
 
-    def serve(bits: int, top: int) -> int:
-        return gather(bits << 1 | 1, stride, top + 1)
+    def erode(bits: int, base: int, top: int) -> int:
+        return gather(bits >> (base * stride - 1) if base else bits << 1, stride, top - base + 1)
 
-    return serve
-
-
-def _prefix(rule: GroupRule, grid: int, contiguous: bool) -> Serve:
-    """History and indexer: the compressed count may not pass the first missing block.
-
-    Positions up to ratio - 1 (and lag) past the last block have the same compressed count as its
-    end. A speculative reader of a history without lag wants the blocks behind p too: they go on
-    from where the compressed ones end.
-    """
-    unit, ratio, past = rule.unit, rule.ratio, rule.past
-    slack = ratio - 1 + rule.lag
-
-    def serve(bits: int, top: int) -> int:
-        held = leading(bits) * unit
-        reached = held - past if contiguous and past else held - held % ratio + slack
-        return ones(min(reached // grid, top) + 1) | 1
-
-    return serve
+    return Run(("snapshot", rule.unit), erode, lambda bits, k: bool(bits >> (k * stride - 1) & 1))
 
 
-def _sinks(rule: GroupRule, grid: int) -> Serve:
-    unit, sink = rule.unit, rule.sink
-
-    def serve(bits: int, top: int) -> int:
-        held = leading(bits) * unit
-        return ones((top if held >= sink else min(top, held // grid)) + 1)
-
-    return serve
-
-
-def _run_bounds(rule: GroupRule, p: int) -> tuple[int, int]:
+def _run_bounds(rule: GroupRule, p: Tokens) -> tuple[Tokens, Tokens]:
     """Tokens [first, end) that must lie in present blocks at p, beside prefix and sinks.
 
-    `first` may be below 0 and is then periodic in p, which the erosion relies on.
+    `first` may be below 0 and is then periodic in p, which the erosion relies on. Plain arithmetic:
+    the same over one position and over an array of them.
     """
     if rule.prefix:
         return p, p + rule.past
@@ -143,53 +141,72 @@ def _run_bounds(rule: GroupRule, p: int) -> tuple[int, int]:
     return reached - reached % rule.ratio - rule.overlap, p + rule.past
 
 
-def _aligned_run(rule: GroupRule, grid: int) -> Serve:
+def _aligned(rule: GroupRule, grid: int) -> Run:
     """A run of the same number of blocks at every grid position."""
     first, end = _run_bounds(rule, 0)
-    low, high = first // rule.unit, -(-end // rule.unit)
+    high = -(-end // rule.unit)
+    length = high - first // rule.unit
     stride = grid // rule.unit
 
-    def serve(bits: int, top: int) -> int:
-        width = min(high - low, top * stride + high)
-        return gather(runs(bits, width) >> high, stride, top + 1) | 1
+    def erode(bits: int, base: int, top: int) -> int:
+        last = top * stride + high
+        if bits.bit_length() > 2 * last + 64:
+            bits &= ones(last)
+        width = min(length, last)
+        first = base * stride + high - width
+        if first >= 0:
+            return gather(runs(bits >> first, width), stride, top - base + 1)
+        # Objects before the first count as present: a window at the start of a prompt is short.
+        return gather(runs(bits << -first | ones(-first), width), stride, top - base + 1)
 
-    return serve
+    def probe(bits: int, k: int) -> bool:
+        last = k * stride + high
+        width = min(length, last)
+        return not ones(width) & ~(bits >> (last - width))
+
+    return Run(("blocks", rule.unit, high, length), erode, probe)
 
 
-def _ragged_run(rule: GroupRule, grid: int) -> Serve:
+def _ragged(rule: GroupRule, grid: int) -> Run:
     """A run whose blocks differ from one grid position to the next."""
     unit = rule.unit
 
-    def serve(bits: int, top: int) -> int:
-        p = np.arange(top + 1, dtype=np.int64) * grid
-        first, end = _run_bounds_of(rule, p)
+    def erode(bits: int, base: int, top: int) -> int:
+        first, end = _run_bounds(rule, np.arange(base, top + 1, dtype=np.int64) * grid)
         high = np.where(first < end, -(-end // unit), 0)
         low = np.minimum(np.maximum(first // unit, 0), high)
-        objects = int(high[-1] if top == 0 else high.max())
-        length = -(-objects // 8) or 1
-        octets = np.frombuffer((bits & ones(8 * length)).to_bytes(length, "little"), np.uint8)
-        held = np.zeros(objects + 1, np.int64)
-        np.cumsum(np.unpackbits(octets, bitorder="little")[:objects], out=held[1:])
-        served = held[high] - held[low] == high - low
-        return int.from_bytes(np.packbits(served, bitorder="little").tobytes(), "little") | 1
+        origin, objects = int(low.min()), int(high.max())
+        held = np.zeros(objects - origin + 1, np.int64)
+        np.cumsum(unpacked(octets_of(bits >> origin, objects - origin))[: objects - origin], out=held[1:])
+        return packed(held[high - origin] - held[low - origin] == high - low)
 
-    return serve
+    def probe(bits: int, k: int) -> bool:
+        first, end = _run_bounds(rule, k * grid)
+        low = max(0, first // unit)
+        return first >= end or not ones(-(-end // unit) - low) & ~(bits >> low)
 
-
-def _run_bounds_of(rule: GroupRule, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`_run_bounds` over an array of positions: plain arithmetic, so it is the same code."""
-    first, end = _run_bounds(rule, p)  # type: ignore[arg-type]
-    return np.asarray(first), np.asarray(end)
+    return Run(rule, erode, probe)
 
 
 class Erosion:
-    """A model's rules with the erosion of each group: what the questions below share."""
+    """A model's rules with the erosion of each group: what the questions below share.
+
+    ``reaches`` and ``runs`` are the same conditions sorted for the case that every family is held
+    in one revision: (unit, reach, group), and a run with all the groups of its shape.
+    """
 
     def __init__(self, model: ModelSpec) -> None:
         rules = rules_of(model)
         self.rules: Rules = rules
-        self.serve: tuple[Serve, ...] = tuple(serve_of(rule, rules.grid) for rule in rules.groups)
+        self.groups = tuple(group_erosion(rule, rules.grid) for rule in rules.groups)
         self.anchored = any(_anchored(rule, rules.grid) for rule in rules.groups)
+        self.reaches = tuple((i, group.reach) for i, group in enumerate(self.groups) if group.reach is not None)
+        alike: dict[Hashable, tuple[Run, list[int]]] = {}
+        for i, group in enumerate(self.groups):
+            if group.run is not None:
+                alike.setdefault(group.run.shape, (group.run, []))[1].append(i)
+        self.runs = tuple((run, tuple(members)) for run, members in alike.values())
+        self.units = tuple(rule.unit for rule in rules.groups)
 
 
 def _anchored(rule: GroupRule, grid: int) -> bool:
@@ -266,21 +283,80 @@ def servable(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int) -> int
         return 1
     result = ones(top + 1)
     for i in rules.windows:
-        result &= erosion.serve[i](present(rules.groups[i], any_revision(evidence[i]), n), top)
+        result &= erosion.groups[i].serve(present(rules.groups[i], any_revision(evidence[i]), n), top)
     for family in rules.families:
         served = 0
         for revision in revisions_of(family, evidence) or (0,):
             under = result
             for i in family:
-                under &= erosion.serve[i](present(rules.groups[i], evidence[i].usable.get(revision, 0), n), top)
+                under &= erosion.groups[i].serve(present(rules.groups[i], evidence[i].usable.get(revision, 0), n), top)
             served |= under
         result = served
     return result
 
 
 def usable_position(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int) -> int:
-    """The longest resume of a prompt of n tokens, in tokens; 0 if there is none."""
-    return (servable(model, evidence, n).bit_length() - 1) * rules_of(model).grid
+    """The longest resume of a prompt of n tokens, in tokens; 0 if there is none.
+
+    What :func:`servable` has on top, without the bitmaps of every group where one revision of each
+    family is all there is.
+    """
+    erosion = erosion_of(model)
+    grid = erosion.rules.grid
+    held = _sole_revision(erosion, evidence, n)
+    if held is None:
+        return (servable(model, evidence, n).bit_length() - 1) * grid
+    top = top_position(erosion.rules, n, None if erosion.anchored else hash_tokens(model, evidence, n))
+    for i, reach in erosion.reaches:
+        top = min(top, reach(held[i]))
+    if top <= 0:
+        return 0
+    if all(run.probe(held[i], top) for run, members in erosion.runs for i in members):
+        return top * grid
+    # Most hits end near the last position that history allows: look there first.
+    base = max(0, top - _NEAR)
+    found = _runs_over(erosion, held, base, top)
+    if found == 0 and base:
+        base, found = 0, _runs_over(erosion, held, 0, base)
+    return (base + max(0, found.bit_length() - 1)) * grid
+
+
+_NEAR = 512
+"""How many positions below the last possible one are eroded first."""
+
+
+def _runs_over(erosion: Erosion, held: list[int], base: int, top: int) -> int:
+    """The positions base..top that every run serves."""
+    result = ones(top - base + 1)
+    for run, members in erosion.runs:
+        bits = held[members[0]]
+        for i in members[1:]:
+            bits &= held[i]
+        result &= run.erode(bits, base, top)
+        if not result:
+            break
+    return result
+
+
+def _sole_revision(erosion: Erosion, evidence: Sequence[GroupEvidence], n: int) -> list[int] | None:
+    """Each group's usable objects within the prompt; None where a family is held in several revisions."""
+    held: list[int] = []
+    sole: dict[int, int] = {}
+    for unit, family, group in zip(erosion.units, erosion.rules.family_of, evidence, strict=True):
+        usable = group.usable
+        if len(usable) == 1:
+            ((revision, bits),) = usable.items()
+            if family is not None and sole.setdefault(family, revision) != revision:
+                return None
+        elif not usable:
+            bits = 0
+        elif family is None:
+            bits = any_revision(group)
+        else:
+            return None
+        whole = n // unit
+        held.append(bits if bits.bit_length() <= whole else bits & ones(whole))
+    return held
 
 
 def holds(bits: int, ranges: tuple[range, ...]) -> bool:

@@ -104,7 +104,7 @@ def link_tokens(cut_tokens: int) -> int:
 
 def chain(key: bytes, tokens: Tokens, step_tokens: int, extra: Sequence[Extra] = ()) -> list[bytes]:
     """Digests (32 bytes each) of all whole links of ``step_tokens`` over ``tokens``."""
-    raw = memoryview(tokens).cast("B")
+    raw = memoryview(tokens.view(np.uint8).data)
     size = step_tokens * 4
     links = len(tokens) // step_tokens
     previous = bytes(DIGEST_BYTES)

@@ -270,6 +270,8 @@ class Renew:
 @record(13)
 @dataclass(frozen=True, slots=True)
 class Renewed:
+    """The new deadline, or why there is none."""
+
     request: str
     refused: Reason | None
     deadline_s: float
@@ -300,6 +302,8 @@ class MateLookup:
 @record(21)
 @dataclass(frozen=True, slots=True)
 class MateColumns:
+    """What a rank's holder has of the prompt, and its room."""
+
     op: str
     columns: tuple[Column, ...]
     room: tuple[Room, ...]
@@ -361,15 +365,18 @@ class PartReply:
 @record(24)
 @dataclass(frozen=True, slots=True)
 class PartGrant:
-    """Turn a ready share into a lease record."""
+    """Turn a ready share into a lease record. ``graph``: its slots freeze until released."""
 
     op: str
     lease_s: float
+    graph: bool
 
 
 @record(25)
 @dataclass(frozen=True, slots=True)
 class PartGranted:
+    """A share's lease, or why there is none."""
+
     op: str
     refused: Reason | None
     deadline_s: float
@@ -388,6 +395,8 @@ class PartAbort:
 @record(27)
 @dataclass(frozen=True, slots=True)
 class PartRenew:
+    """Extend a share with its lease."""
+
     op: str
     lease: int
     lease_s: float
@@ -396,6 +405,8 @@ class PartRenew:
 @record(28)
 @dataclass(frozen=True, slots=True)
 class PartRenewed:
+    """A share's new deadline, or why there is none."""
+
     op: str
     refused: Reason | None
     deadline_s: float
@@ -404,6 +415,8 @@ class PartRenewed:
 @record(29)
 @dataclass(frozen=True, slots=True)
 class PartRelease:
+    """End a share."""
+
     lease: int
 
 
@@ -532,9 +545,21 @@ class EventsSeen:
     replay: bool
 
 
+@record(46)
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A holder's place in its own stream, told even when nothing happens."""
+
+    holder: str
+    incarnation: int
+    seq: int
+
+
 @record(43)
 @dataclass(frozen=True, slots=True)
 class Lookup:
+    """Who has what of a prompt?"""
+
     op: str
     prompt: Prompt
 

@@ -115,6 +115,9 @@ class Rules:
         self.names = tuple(group.name for group in model.groups)
         self.groups = tuple(group_rule(model, group) for group in model.groups)
         self.families = model.families
+        self.family_of: tuple[int | None, ...] = tuple(
+            next((f for f, family in enumerate(model.families) if i in family), None) for i in range(len(self.groups))
+        )
         self.windows = tuple(i for i, rule in enumerate(self.groups) if rule.kind is ObjectKind.SLIDING_WINDOW)
         self.histories = tuple(
             next(i for i in family if self.groups[i].kind is ObjectKind.COMPRESSED_HISTORY) for family in self.families

@@ -77,10 +77,7 @@ TRANSFORMS: frozenset[tuple[bytes, bytes]] = frozenset()
 
 def abi_refusal(written: Abi, reader: Abi) -> Reason | None:
     """Why bytes written under one ABI may not be read under another; None if they may."""
-    if (
-        written.fingerprint != reader.fingerprint
-        and (written.fingerprint, reader.fingerprint) not in TRANSFORMS
-    ):
+    if written.fingerprint != reader.fingerprint and (written.fingerprint, reader.fingerprint) not in TRANSFORMS:
         return Reason.ABI_MISMATCH
     if written.alignment_bytes % reader.alignment_bytes:
         return Reason.MISALIGNED

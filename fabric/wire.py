@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -23,7 +23,7 @@ SCHEMA = 1
 SCHEMAS_READ = (SCHEMA,)
 FRAME_BYTES_MAX = 64 << 20
 
-Bits = NewType("Bits", int)
+Bits = Annotated[int, "bitmap"]
 """A bitmap of any length as one int."""
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -59,7 +59,7 @@ def decode(frame: bytes | memoryview) -> Any:
         raise WireError(f"{len(frame)} bytes are more than a frame's {FRAME_BYTES_MAX}")
     try:
         plain = msgpack.unpackb(frame, raw=False, strict_map_key=False, use_list=True)
-    except Exception as error:  # msgpack raises several families; all mean the same here
+    except Exception as error:  # noqa: BLE001 - msgpack raises several families; all mean the same here
         raise WireError(f"not a record: {type(error).__name__}") from None
     if not (isinstance(plain, list) and len(plain) == 3 and type(plain[0]) is int and type(plain[1]) is int):
         raise WireError("not a record: the envelope is [schema, number, fields]")
@@ -82,7 +82,7 @@ def _codec(hint: Any) -> Codec:
 def _compile(hint: Any) -> Codec:
     if dataclasses.is_dataclass(hint):
         return _compile_record(typing.cast(type, hint))
-    if hint is Bits:
+    if hint == Bits:
         return _pack_bits, _unpack_bits
     if isinstance(hint, NewType):
         return _codec(hint.__supertype__)
@@ -103,7 +103,7 @@ def _compile(hint: Any) -> Codec:
 
 
 def _compile_record(cls: type) -> Codec:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     names = [f.name for f in dataclasses.fields(cls)]
     codecs = [_codec(hints[name]) for name in names]
     required = sum(

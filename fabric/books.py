@@ -1,0 +1,495 @@
+"""A holder's books: its objects, its pools, and who owns each slot.
+
+Every slot is free or owned by exactly one object; what an object is doing is its lifecycle state.
+So nothing can be lost that is not visible here: free + owned = pool, always.
+
+    visible objects     found by digest; SEALED in memory, or ON_TIER / DEMOTING / RESTORING
+    hidden objects      RESERVED or FILLING for an attempt or a fetch, EVICTING while still pinned,
+                        QUARANTINED until proven quiet
+
+Kinds never share a free list: one pool a group and shard. Room comes from what is unpinned, least
+recently used first and, within one use, from the far end of the chain.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .arena import Arena, SlotState
+from .kinds import ObjectKind, ProtocolError, Reason
+from .lifecycle import REPLACE_VERB, State, Verb, advance
+from .messages import Column, Objects, Prompt, Room, SlotRun
+from .model import ModelSpec
+from .passport import Abi
+
+DIGEST_BYTES = 32
+FIRST_OUT = -1
+"""The use tick under which objects stand that make room before all others."""
+
+
+@dataclass(slots=True, eq=False)
+class Obj:
+    """One object of one shard at this holder. ``pins`` counts what forbids moving or freeing it."""
+
+    kind: ObjectKind
+    group: int
+    shard: int
+    digest: bytes
+    position: int
+    namespace: bytes
+    weights: bytes
+    tenant: str
+    revision: int
+    length: int
+    abi: Abi
+    checksum: bytes = b""
+    state: State = State.ABSENT
+    slot: int = -1
+    version: int = 0
+    pins: int = 0
+    on_disk: tuple[int, int] | None = None
+    """(extent, entry) of a copy on the local disk, valid beside the copy in memory."""
+    bad: Reason | None = None
+    bad_from_tier: bool = False
+    last_use: int = 0
+    visible: bool = False
+    first_out: bool = False
+    """Makes room before anything else: unusable, or of retired weights."""
+    frozen: int = 0
+    """Graph leases over this object: it may be neither moved nor freed, whatever its pins."""
+
+    def advance(self, verb: Verb) -> None:
+        self.state = advance(self.kind, self.state, verb)
+
+    @property
+    def evictable(self) -> bool:
+        return self.visible and self.state is State.SEALED and not self.pins
+
+
+@dataclass(slots=True)
+class Pool:
+    """The slots of one group and shard: ``first`` .. ``first + slots``."""
+
+    group: int
+    shard: int
+    first: int
+    slots: int
+    free: list[int]
+    evictable: int = 0
+    order: list[tuple[int, int, int, Obj]] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        return len(self.free) + self.evictable
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the directory is to learn of one object: its state after the change."""
+
+    obj: Obj
+    gone: bool
+    evicted: bool
+
+
+def split(blob: bytes) -> list[bytes]:
+    """The digests in a blob of 32-byte digests."""
+    return [blob[i : i + DIGEST_BYTES] for i in range(0, len(blob), DIGEST_BYTES)]
+
+
+class Books:
+    """Objects, pools and slots of one holder; keeps the arena's headers in step."""
+
+    def __init__(self, model: ModelSpec, shards: Sequence[int], arena: Arena) -> None:
+        self.model = model
+        self.shards = tuple(shards)
+        self.arena = arena
+        self.owner: list[Obj | None] = [None] * arena.layout.slots
+        self.pools: dict[tuple[int, int], Pool] = {}
+        for first, pool in zip(arena.layout.first_slot, arena.layout.pools, strict=True):
+            free = list(range(first + pool.slots - 1, first - 1, -1))
+            self.pools[pool.group, pool.shard] = Pool(pool.group, pool.shard, first, pool.slots, free)
+        self.table: dict[tuple[int, int], dict[bytes, Obj]] = {
+            (g, s): {} for g in range(len(model.groups)) for s in self.shards
+        }
+        self.changes: list[Change] = []
+        self.disk_dropped: list[tuple[int, int]] = []
+        """Copies on disk (extent, entry) that no visible object refers to any more."""
+        self.tick = 0
+        self.room_gained = 0
+        """Counts slots that became free or evictable: whoever waits for room watches it."""
+        self._sequence = 0
+
+    # --- finding -------------------------------------------------------------------------------
+
+    def find(self, group: int, shard: int, digest: bytes) -> Obj | None:
+        """The visible object of that key; None also for a shard this holder does not own."""
+        return self.table.get((group, shard), {}).get(digest)
+
+    def find_all(self, objects: Iterable[Objects]) -> Iterator[Obj]:
+        for run in objects:
+            table = self.table.get((run.group, run.shard), {})
+            for digest in split(run.digests):
+                obj = table.get(digest)
+                if obj is not None:
+                    yield obj
+
+    def touch(self, objects: Iterable[Obj]) -> None:
+        """Mark a use: all objects of one use share a tick."""
+        self.tick += 1
+        for obj in objects:
+            obj.last_use = self.tick
+            if obj.evictable:
+                self._enqueue(obj)
+
+    def columns(self, holder: str, incarnation: int, prompt: Prompt, shards: Sequence[int]) -> list[Column]:
+        """What is here along a prompt, one column a group and shard that has anything."""
+        digests = {unit: split(blob) for unit, blob in prompt.keys}
+        found = []
+        for group, spec in enumerate(self.model.groups):
+            keys = digests.get(spec.unit_tokens, [])
+            for shard in shards:
+                table = self.table.get((group, shard))
+                if not table:
+                    continue
+                entries = [(i, entry_of(table[key])) for i, key in enumerate(keys) if key in table]
+                if entries:
+                    found.append(column_of(holder, incarnation, group, shard, entries))
+        return found
+
+    def rooms(self, prompt: Prompt) -> list[Room]:
+        """Room in each pool, and which objects of the prompt are pinned already."""
+        digests = {unit: split(blob) for unit, blob in prompt.keys}
+        rooms = []
+        for (group, shard), pool in self.pools.items():
+            table = self.table[group, shard]
+            pinned = 0
+            for i, key in enumerate(digests.get(self.model.groups[group].unit_tokens, [])):
+                obj = table.get(key)
+                if obj is not None and (obj.state is State.RESTORING or (obj.pins and obj.slot >= 0)):
+                    pinned |= 1 << i
+            rooms.append(Room(group, shard, pool.room, pool.slots, pinned))
+        return rooms
+
+    # --- room ----------------------------------------------------------------------------------
+
+    def lacking(self, wants: dict[tuple[int, int], int]) -> tuple[int, int] | None:
+        """The first pool (group, shard) that cannot make this much room; None if all can."""
+        for key, count in wants.items():
+            pool = self.pools.get(key)
+            if pool is None or pool.room < count:
+                return key
+        return None
+
+    def reserve(self, obj: Obj) -> None:
+        """Give an ABSENT object a slot, evicting if need be. The caller asked :meth:`lacking`."""
+        pool = self.pools[obj.group, obj.shard]
+        if not pool.free:
+            self.evict(self._victim(pool))
+        slot = pool.free.pop()
+        obj.advance(Verb.RESERVE)
+        self._own(obj, slot)
+        obj.advance(Verb.FILL)
+
+    def reserve_restore(self, obj: Obj) -> None:
+        """Give an ON_TIER object a slot to be restored into."""
+        pool = self.pools[obj.group, obj.shard]
+        if not pool.free:
+            self.evict(self._victim(pool))
+        obj.advance(Verb.SWAP_IN)
+        self._own(obj, pool.free.pop())
+
+    def _own(self, obj: Obj, slot: int) -> None:
+        self.owner[slot] = obj
+        obj.slot = slot
+        obj.version = self.arena.begin_write(slot)
+
+    def _victim(self, pool: Pool) -> Obj:
+        while pool.order:
+            use, _, _, obj = heapq.heappop(pool.order)
+            if obj.evictable and use == (FIRST_OUT if obj.first_out else obj.last_use):
+                return obj
+        raise ProtocolError(f"pool {pool.group}/{pool.shard}: reserved without room")
+
+    def _enqueue(self, obj: Obj) -> None:
+        pool = self.pools[obj.group, obj.shard]
+        self._sequence += 1
+        use = FIRST_OUT if obj.first_out else obj.last_use
+        heapq.heappush(pool.order, (use, -obj.position, self._sequence, obj))
+        if len(pool.order) > 4 * pool.slots + 64:
+            live = {id(e[3]): e for e in sorted(pool.order, key=lambda e: e[2]) if e[3].evictable}
+            pool.order = list(live.values())
+            heapq.heapify(pool.order)
+
+    # --- objects' lives ------------------------------------------------------------------------
+
+    def seal(self, obj: Obj, checksum: bytes) -> None:
+        """The bytes of a FILLING object stand; it is not visible yet."""
+        obj.checksum = checksum
+        obj.advance(Verb.SEAL)
+        self.arena.seal(obj.slot, obj.length, checksum, obj.digest[:16], obj.revision)
+
+    def install(self, obj: Obj) -> None:
+        """Make a SEALED object the visible one of its key; what it replaces leaves by its kind's verb."""
+        table = self.table[obj.group, obj.shard]
+        old = table.get(obj.digest)
+        if old is not None:
+            self.retire(old, announce=False)
+        obj.visible = True
+        obj.last_use = self.tick
+        table[obj.digest] = obj
+        if obj.evictable:
+            self._became_evictable(obj)
+        self.changes.append(Change(obj, gone=False, evicted=False))
+
+    def restored(self, obj: Obj, checksum: bytes) -> None:
+        """A RESTORING object's bytes stand and are verified."""
+        obj.checksum = checksum
+        obj.advance(Verb.SWAPPED_IN)
+        self.arena.seal(obj.slot, obj.length, checksum, obj.digest[:16], obj.revision)
+        if obj.evictable:
+            self._became_evictable(obj)
+        self.changes.append(Change(obj, gone=False, evicted=False))
+
+    def restore_failed(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
+        """A RESTORING object falls back to its tier, marked bad if its bytes there are."""
+        slot = obj.slot
+        obj.advance(Verb.RESTORE_FAILED)
+        obj.slot = -1
+        self._free(slot, obj.group, obj.shard)
+        if for_good:
+            obj.bad, obj.bad_from_tier = reason, True
+            self.changes.append(Change(obj, gone=False, evicted=False))
+
+    def mark_bad(self, obj: Obj, reason: Reason) -> None:
+        """The bytes in memory proved wrong: keep the record (hashes still match), never serve it."""
+        if obj.bad is None:
+            obj.bad = reason
+            self.make_first_out(obj)
+            if obj.visible:
+                self.changes.append(Change(obj, gone=False, evicted=False))
+
+    def make_first_out(self, obj: Obj) -> None:
+        """Let this object make room before any other."""
+        obj.first_out = True
+        if obj.evictable:
+            self._enqueue(obj)
+
+    def retire(self, obj: Obj, *, announce: bool = True) -> None:
+        """A commit outdated this visible object: by its kind's verb it leaves, at once or once unpinned.
+
+        One that is being restored is quarantined: the read may still write to its slot.
+        """
+        if obj.state is State.RESTORING:
+            self.quarantine(obj)
+            return
+        self._leave(obj, REPLACE_VERB[obj.kind], evicted=False, announce=announce)
+
+    def evict(self, obj: Obj) -> None:
+        """Take an unpinned object out of memory; a copy on disk keeps it findable."""
+        if obj.pins:
+            raise ProtocolError(f"a pinned {obj.kind} object cannot be evicted")
+        if obj.on_disk is not None and obj.bad is None:
+            self._no_longer_evictable(obj)
+            obj.advance(Verb.EVICT)
+            slot, obj.slot = obj.slot, -1
+            obj.advance(Verb.FALL_BACK)
+            self._free(slot, obj.group, obj.shard)
+            self.changes.append(Change(obj, gone=False, evicted=False))
+            return
+        self._leave(obj, Verb.EVICT, evicted=True, announce=True)
+
+    def forget(self, obj: Obj, *, evicted: bool) -> None:
+        """An ON_TIER object whose copy on the tier is gone."""
+        obj.advance(Verb.LOSE)
+        self._hide(obj)
+        self.changes.append(Change(obj, gone=True, evicted=evicted))
+
+    def _leave(self, obj: Obj, verb: Verb, *, evicted: bool, announce: bool) -> None:
+        if obj.evictable:
+            self._no_longer_evictable(obj)
+        obj.advance(verb)
+        self._hide(obj)
+        if announce:
+            self.changes.append(Change(obj, gone=True, evicted=evicted))
+        if obj.state is State.EVICTING and not obj.pins:
+            self._vacate(obj)
+
+    def _hide(self, obj: Obj) -> None:
+        obj.visible = False
+        if obj.on_disk is not None:
+            self.disk_dropped.append(obj.on_disk)
+            obj.on_disk = None
+        table = self.table[obj.group, obj.shard]
+        if table.get(obj.digest) is obj:
+            del table[obj.digest]
+
+    def demote(self, obj: Obj) -> None:
+        """Begin writing a sealed object to disk. The write holds a pin; the bytes stay readable."""
+        self.pin(obj)
+        obj.advance(Verb.SWAP_OUT)
+
+    def demoted(self, obj: Obj, extent: int, entry: int) -> None:
+        """The extent stands: free the slot, unless a reader pinned it or a commit outdated it meanwhile."""
+        if obj.state is not State.DEMOTING:
+            self.disk_dropped.append((extent, entry))
+            self.unpin(obj)
+            return
+        if obj.on_disk is not None:
+            self.disk_dropped.append(obj.on_disk)
+        obj.on_disk = (extent, entry)
+        if obj.pins > 1:
+            obj.advance(Verb.SWAP_FAILED)
+            self.unpin(obj)
+            return
+        obj.pins = 0
+        obj.advance(Verb.SWAPPED_OUT)
+        slot, obj.slot = obj.slot, -1
+        self._free(slot, obj.group, obj.shard)
+        self.changes.append(Change(obj, gone=False, evicted=False))
+
+    def demotion_failed(self, obj: Obj) -> None:
+        """Nothing was written: the object stays in memory."""
+        if obj.state is State.DEMOTING:
+            obj.advance(Verb.SWAP_FAILED)
+        self.unpin(obj)
+
+    def find_on_disk(self, obj: Obj) -> None:
+        """A holder's start found this object in an extent of an earlier life."""
+        obj.advance(Verb.FIND)
+        obj.visible = True
+        self.table[obj.group, obj.shard][obj.digest] = obj
+        self.changes.append(Change(obj, gone=False, evicted=False))
+
+    def give_up(self, obj: Obj) -> None:
+        """A FILLING object will not be sealed, and nothing can write to its slot any more."""
+        obj.advance(Verb.GIVE_UP)
+        self._free(obj.slot, obj.group, obj.shard)
+        obj.slot = -1
+
+    def quarantine(self, obj: Obj) -> None:
+        """A FILLING or RESTORING object whose slot foreign bytes may still reach."""
+        was_visible = obj.visible
+        obj.advance(Verb.QUARANTINE)
+        self.arena.vacate(obj.slot, SlotState.QUARANTINED)
+        if was_visible:
+            self._hide(obj)
+            self.changes.append(Change(obj, gone=True, evicted=False))
+
+    def quiet(self, obj: Obj) -> None:
+        """Proven: nothing writes to this quarantined object's slot any more."""
+        obj.advance(Verb.QUIET)
+        self._free(obj.slot, obj.group, obj.shard)
+        obj.slot = -1
+
+    def _vacate(self, obj: Obj) -> None:
+        obj.advance(Verb.VACATE)
+        self._free(obj.slot, obj.group, obj.shard)
+        obj.slot = -1
+
+    def _free(self, slot: int, group: int, shard: int) -> None:
+        self.arena.vacate(slot)
+        self.owner[slot] = None
+        self.pools[group, shard].free.append(slot)
+        self.room_gained += 1
+
+    # --- pins ----------------------------------------------------------------------------------
+
+    def pin(self, obj: Obj) -> None:
+        if obj.evictable:
+            self._no_longer_evictable(obj)
+        obj.pins += 1
+
+    def unpin(self, obj: Obj) -> None:
+        """Raises ProtocolError below zero: a pin ends once."""
+        if obj.pins <= 0:
+            raise ProtocolError(f"a {obj.kind} object is not pinned")
+        obj.pins -= 1
+        if obj.pins:
+            return
+        if obj.state is State.EVICTING:
+            self._vacate(obj)
+        elif obj.evictable:
+            self._became_evictable(obj)
+
+    def _became_evictable(self, obj: Obj) -> None:
+        self.pools[obj.group, obj.shard].evictable += 1
+        self.room_gained += 1
+        self._enqueue(obj)
+
+    def _no_longer_evictable(self, obj: Obj) -> None:
+        self.pools[obj.group, obj.shard].evictable -= 1
+
+
+class Entry(NamedTuple):
+    """What one holder has of one object, as columns are built from it."""
+
+    in_memory: bool
+    revision: int
+    abi: Abi
+    bad: Reason | None
+    bad_from_tier: bool
+    version: bytes
+
+
+def entry_of(obj: Obj) -> Entry:
+    """An object's entry: bytes that are being written to disk are still in memory."""
+    in_memory = obj.state is State.SEALED or obj.state is State.DEMOTING
+    return Entry(in_memory, obj.revision, obj.abi, obj.bad, obj.bad_from_tier, obj.version.to_bytes(8, "little"))
+
+
+def column_of(holder: str, incarnation: int, group: int, shard: int, entries: Iterable[tuple[int, Entry]]) -> Column:
+    """One holder's column from its entries by index, ascending."""
+    memory = tier = 0
+    revisions: dict[int, int] = {}
+    abis: dict[Abi, int] = {}
+    bad: dict[tuple[Reason, bool], int] = {}
+    versions = []
+    for i, entry in entries:
+        bit = 1 << i
+        if entry.bad is not None:
+            bad[entry.bad, entry.bad_from_tier] = bad.get((entry.bad, entry.bad_from_tier), 0) | bit
+        elif entry.in_memory:
+            memory |= bit
+            versions.append(entry.version)
+        else:
+            tier |= bit
+        revisions[entry.revision] = revisions.get(entry.revision, 0) | bit
+        abis[entry.abi] = abis.get(entry.abi, 0) | bit
+    return Column(
+        holder,
+        incarnation,
+        group,
+        shard,
+        memory,
+        tier,
+        revisions,
+        tuple(abis.items()),
+        tuple((reason, from_tier, bits) for (reason, from_tier), bits in bad.items()),
+        b"".join(versions),
+    )
+
+
+def held_refusal(objects: Iterable[Obj]) -> Reason | None:
+    """Why objects may not be moved or freed: a graph holds one, or a pin does."""
+    pinned: Reason | None = None
+    for obj in objects:
+        if obj.frozen:
+            return Reason.GRAPH_FROZEN
+        if obj.pins:
+            pinned = Reason.PINNED
+    return pinned
+
+
+def slot_run(group: int, shard: int, indices: Sequence[int], objects: Sequence[Obj]) -> SlotRun:
+    """The slots and versions of objects, packed."""
+    return SlotRun(
+        group,
+        shard,
+        tuple(indices),
+        b"".join(obj.slot.to_bytes(4, "little") for obj in objects),
+        b"".join(obj.version.to_bytes(8, "little") for obj in objects),
+    )

@@ -1,0 +1,148 @@
+"""What all desks of one holder share: its books, its clock reading, its outbox.
+
+Nothing here decides; the desks (``stores``, ``pins``, ``parts``, ``leader``, ``disk``, ``events``)
+do. Time is the ``now`` of the event being handled; wake-ups are a heap, not timers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .arena import Arena
+from .books import Books, Obj
+from .effects import Effect, Send
+from .kinds import Reason
+from .leases import LeaseBook
+from .model import ModelSpec
+
+Waiter = Callable[[Obj, Reason | None], None]
+"""Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderConfig:
+    """Bounds and time-outs of one holder. ``shards``: the ranks whose bytes lie here."""
+
+    holder: str
+    node: str
+    shards: tuple[int, ...] = (0,)
+    directory: str = "directory:0"
+    verify_always: bool = False
+    request_timeout_s: float = 2.0
+    transfer_timeout_s: float = 10.0
+    pin_ttl_s: float = 30.0
+    attempt_ttl_s: float = 300.0
+    recovery_wait_s: float = 60.0
+    rounds_max: int = 12
+    transfer_retries: int = 2
+    attempts_max: int = 4096
+    acquires_max: int = 4096
+    answers_kept: int = 1024
+    restores_max: int = 256
+    event_ack_s: float = 1.0
+    event_batches_kept: int = 64
+    dump_objects_max: int = 4096
+    lease_s_max: float = 3600.0
+    restore_bytes_per_s: float = 1e9
+    grants_always: bool = False
+    """Without a supervisor (a library inside one process) the right to grant never ends."""
+
+
+class HolderContext:
+    """The shared state of one holder's life."""
+
+    def __init__(self, config: HolderConfig, model: ModelSpec, arena: Arena, incarnation: int, weights: bytes) -> None:
+        self.config = config
+        self.model = model
+        self.arena = arena
+        self.incarnation = incarnation
+        self.books = Books(model, config.shards, arena)
+        self.leases = LeaseBook(self.books)
+        self.weights = weights
+        self.retired: set[bytes] = set()
+        self.draining = False
+        self.bypassed = False
+        self.grants_until_s = float("inf") if config.grants_always else 0.0
+        self.now = 0.0
+        self.effects: list[Effect] = []
+        self.local: deque[Any] = deque()
+        self.counters: Counter[str] = Counter()
+        self.waiters: dict[int, list[Waiter]] = {}
+        self.inflight: dict[tuple[int, int, bytes], Obj] = {}
+        """FILLING objects of fetches, by key: a second request joins instead of fetching again."""
+        self._wakes: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = 0
+        arena.set_weights(weights)
+
+    # --- outbox --------------------------------------------------------------------------------
+
+    def send(self, to: str, message: Any) -> None:
+        """Deliver to a peer; to this holder itself, within the same step."""
+        if to == self.config.holder:
+            self.local.append(message)
+        else:
+            self.effects.append(Send(to, message))
+
+    def do(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def number(self) -> int:
+        """A number never used before in this life."""
+        self._numbers += 1
+        return self._numbers
+
+    def op(self) -> str:
+        """A name for one exchange, unique over all holders and lives."""
+        return f"{self.config.holder}/{self.incarnation}/{self.number()}"
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def wake_at(self, at: float, call: Callable[[], None]) -> None:
+        """Have ``call`` run by the first step at or after ``at``; it must tolerate being late."""
+        heapq.heappush(self._wakes, (at, self.number(), call))
+
+    def wake_due(self) -> None:
+        while self._wakes and self._wakes[0][0] <= self.now:
+            heapq.heappop(self._wakes)[2]()
+
+    @property
+    def next_wake_s(self) -> float | None:
+        return self._wakes[0][0] if self._wakes else None
+
+    @property
+    def may_grant(self) -> bool:
+        return self.now < self.grants_until_s
+
+    # --- arrivals ------------------------------------------------------------------------------
+
+    def await_object(self, obj: Obj, waiter: Waiter) -> None:
+        self.waiters.setdefault(id(obj), []).append(waiter)
+
+    def arrived(self, obj: Obj, refused: Reason | None) -> None:
+        """Tell everyone who waits for this object, once."""
+        for waiter in self.waiters.pop(id(obj), ()):
+            waiter(obj, refused)
+
+
+@dataclass(slots=True)
+class Recent:
+    """The last ``size`` answers by request id, so that a retry is answered and not run again."""
+
+    size: int
+    _kept: OrderedDict[str, Any] = field(default_factory=OrderedDict)
+
+    def get(self, request: str) -> Any | None:
+        return self._kept.get(request)
+
+    def put(self, request: str, answer: Any) -> None:
+        self._kept[request] = answer
+        self._kept.move_to_end(request)
+        while len(self._kept) > self.size:
+            self._kept.popitem(last=False)
+
+    def drop(self, request: str) -> None:
+        self._kept.pop(request, None)

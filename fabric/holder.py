@@ -1,0 +1,318 @@
+"""The holder: one life of the actor that owns an arena. ``handle(event, now) -> effects``.
+
+The desks decide; this class routes records to them, runs due wake-ups, flushes events to the
+directory and lets those in line for room try again, after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .arena import Arena
+from .books import held_refusal
+from .context import HolderConfig, HolderContext
+from .disk import DiskDesk
+from .effects import (
+    Digested,
+    DiskRead,
+    DiskState,
+    DiskWritten,
+    Effect,
+    Event,
+    ExtentEntry,
+    PeerClosed,
+    Received,
+    Tick,
+    TransferDone,
+    TransferQuiet,
+    Undeliverable,
+)
+from .events import EventDesk
+from .kinds import Reason
+from .leader import Leader
+from .lifecycle import State
+from .messages import (
+    Acquire,
+    Done,
+    Drop,
+    EventsSeen,
+    Found,
+    GrantUntil,
+    HolderGone,
+    MateColumns,
+    MateLookup,
+    PartAbort,
+    PartGrant,
+    PartGranted,
+    PartOpen,
+    PartRelease,
+    PartRenew,
+    PartRenewed,
+    PartReply,
+    PinEnd,
+    PinEnded,
+    PinReply,
+    PinRequest,
+    Release,
+    Renew,
+    Renewed,
+    SetMode,
+    SetWeights,
+    StoreAbort,
+    StoreBegin,
+    StoreCommit,
+    StoreQuiet,
+    SwapIn,
+    SwapOut,
+)
+from .model import ModelSpec
+from .parts import PartDesk
+from .pins import PinDesk
+from .stores import StoreDesk
+
+
+class HolderCore:
+    """All decisions of one holder's life. One thread at a time."""
+
+    def __init__(self, config: HolderConfig, model: ModelSpec, arena: Arena, incarnation: int, weights: bytes) -> None:
+        self.ctx = HolderContext(config, model, arena, incarnation, weights)
+        self.disk = DiskDesk(self.ctx)
+        self.stores = StoreDesk(self.ctx)
+        self.pins = PinDesk(self.ctx, self.disk)
+        self.parts = PartDesk(self.ctx, self.disk)
+        self.leader = Leader(self.ctx)
+        self.events = EventDesk(self.ctx)
+        self._renewals: dict[str, tuple[str, Renew, dict[str, PartRenewed | None]]] = {}
+        self._routes: dict[type, Any] = {
+            Acquire: self.leader.start,
+            Renew: self._renew,
+            Release: self._release,
+            StoreBegin: self.stores.begin,
+            StoreCommit: self.stores.commit,
+            StoreAbort: self.stores.abort,
+            StoreQuiet: self.stores.quiet,
+            Drop: self._drop,
+            SwapOut: self.disk.swap_out,
+            SwapIn: self.disk.swap_in,
+            MateLookup: self._mate_lookup,
+            MateColumns: self.leader.mate_columns,
+            PartOpen: self.parts.open,
+            PartReply: self.leader.part_reply,
+            PartGrant: self.parts.grant,
+            PartGranted: self.leader.part_granted,
+            PartAbort: lambda _, m: self.parts.let_go(m.op),
+            PartRenew: self._part_renew,
+            PartRenewed: self._part_renewed,
+            PartRelease: lambda _, m: self.leader.release(m.lease),
+            PinRequest: self.pins.request,
+            PinReply: self._pin_reply,
+            PinEnd: self.pins.end,
+            PinEnded: self.parts.pin_ended,
+            Found: lambda _, m: self.leader.found(m),
+            EventsSeen: lambda _, m: self.events.seen(m),
+            GrantUntil: self._grant_until,
+            SetWeights: lambda _, m: self._set_weights(m),
+            SetMode: lambda _, m: self._set_mode(m),
+            HolderGone: lambda _, m: self._mate_gone(m),
+        }
+
+    # --- driving -------------------------------------------------------------------------------
+
+    def start(self, now: float, found: Iterable[tuple[int, int, ExtentEntry]] = ()) -> list[Effect]:
+        """Begin this life with what the disk still holds (extent, entry number, entry)."""
+        self.ctx.now = now
+        if self.ctx.config.grants_always:
+            self.ctx.arena.set_grants_until(2**64 - 1)
+        self.disk.found(found)
+        self.events.start()
+        return self._settle()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """One step: an event in, everything to do about it out. ``now``: monotonic seconds."""
+        ctx = self.ctx
+        ctx.now = max(now, ctx.now)
+        ctx.wake_due()
+        match event:
+            case Received():
+                self._receive(event.sender, event.message)
+            case Undeliverable():
+                self._undeliverable(event.to, event.message)
+            case TransferDone():
+                self.parts.transferred(event)
+            case TransferQuiet():
+                self.parts.transfer_quiet(event.token)
+            case Digested():
+                if not self.parts.digested(event.token, event.checksums):
+                    self.pins.digested(event.token, event.checksums)
+            case DiskWritten():
+                self.disk.written(event)
+            case DiskRead():
+                self.disk.read(event)
+            case DiskState():
+                self.disk.state(event.refused)
+            case PeerClosed():
+                self.stores.client_gone(event.peer)
+            case Tick():
+                pass
+        return self._settle()
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When this core wants a Tick, on the clock of ``now``."""
+        return self.ctx.next_wake_s
+
+    def _settle(self) -> list[Effect]:
+        ctx = self.ctx
+        self._drain_local()
+        self.leader.room_gained()
+        self._drain_local()
+        self.disk.forget_dropped()
+        self.events.flush()
+        effects, ctx.effects = ctx.effects, []
+        return effects
+
+    def _drain_local(self) -> None:
+        while self.ctx.local:
+            self._receive(self.ctx.config.holder, self.ctx.local.popleft())
+
+    def _receive(self, sender: str, message: Any) -> None:
+        route = self._routes.get(type(message))
+        if route is None:
+            self.ctx.counters["unknown_records"] += 1
+            return
+        route(sender, message)
+
+    def _undeliverable(self, to: str, message: Any) -> None:
+        """Only exchanges that wait for this very peer care; everything else has its own time-out."""
+        op = getattr(message, "op", None)
+        if isinstance(op, str):
+            self.parts.unreachable(to, op)
+            self.leader.unreachable(to, op)
+        if isinstance(message, PartRenew):
+            self._part_renewed(to, PartRenewed(message.op, Reason.HOLDER_LOST, 0.0))
+
+    # --- small verbs ---------------------------------------------------------------------------
+
+    def _mate_lookup(self, peer: str, message: MateLookup) -> None:
+        ctx = self.ctx
+        columns = ctx.books.columns(ctx.config.holder, ctx.incarnation, message.prompt, ctx.books.shards)
+        ctx.send(peer, MateColumns(message.op, tuple(columns), tuple(ctx.books.rooms(message.prompt))))
+
+    def _pin_reply(self, peer: str, message: PinReply) -> None:
+        if not self.leader.pin_reply(peer, message):
+            self.parts.pin_reply(peer, message)
+
+    def _drop(self, client: str, message: Drop) -> None:
+        books = self.ctx.books
+        objects = [obj for obj in books.find_all(message.objects) if obj.state in (State.SEALED, State.DEMOTING)]
+        refused = held_refusal(objects)
+        if refused is None:
+            for obj in objects:
+                books.evict(obj)
+        self.ctx.send(client, Done(message.request, refused, ""))
+
+    # --- leases --------------------------------------------------------------------------------
+
+    def _renew(self, client: str, message: Renew) -> None:
+        ctx = self.ctx
+        lease_s = min(message.lease_s, ctx.config.lease_s_max)
+        record = ctx.leases.live.get(message.lease)
+        refused = self._renew_refusal(message.lease)
+        if refused is not None or record is None:
+            ctx.send(client, Renewed(message.request, refused or Reason.LEASE_EXPIRED, 0.0))
+            return
+        if not record.mates:
+            renewed = ctx.leases.renew(message.lease, ctx.now, lease_s, ctx.weights)
+            self._renewed(client, message.request, renewed)
+            return
+        op = ctx.op()
+        self._renewals[op] = (client, message, {holder: None for holder, _ in record.mates})
+        for holder, theirs in record.mates:
+            ctx.send(holder, PartRenew(op, theirs, lease_s))
+        ctx.wake_at(ctx.now + ctx.config.request_timeout_s, lambda: self._renewal_over(op))
+
+    def _renew_refusal(self, lease: int) -> Reason | None:
+        """Why a lease may not be renewed at this moment, before its record is asked."""
+        if self.ctx.leases.live.get(lease) is None:
+            return Reason.LEASE_EXPIRED
+        if not self.ctx.may_grant:
+            return Reason.NOT_GRANTING
+        return Reason.DRAINING if self.ctx.draining else None
+
+    def _renewed(self, client: str, request: str, renewed: Reason | float) -> None:
+        if isinstance(renewed, Reason):
+            self.ctx.send(client, Renewed(request, renewed, 0.0))
+        else:
+            self.ctx.send(client, Renewed(request, None, renewed))
+
+    def _part_renew(self, peer: str, message: PartRenew) -> None:
+        ctx = self.ctx
+        refused = self._renew_refusal(message.lease)
+        renewed: Reason | float = refused or ctx.leases.renew(message.lease, ctx.now, message.lease_s, ctx.weights)
+        if isinstance(renewed, Reason):
+            ctx.send(peer, PartRenewed(message.op, renewed, 0.0))
+        else:
+            ctx.send(peer, PartRenewed(message.op, None, renewed))
+
+    def _part_renewed(self, peer: str, message: PartRenewed) -> None:
+        entry = self._renewals.get(message.op)
+        if entry is None or peer not in entry[2]:
+            return
+        entry[2][peer] = message
+        if all(entry[2].values()):
+            self._renewal_over(message.op)
+
+    def _renewal_over(self, op: str) -> None:
+        """All ranks renewed, or the lease is over on all of them."""
+        entry = self._renewals.pop(op, None)
+        if entry is None:
+            return
+        client, message, replies = entry
+        refusals = [Reason.HOLDER_LOST if r is None else r.refused for r in replies.values()]
+        refused = next((r for r in refusals if r is not None), None)
+        if refused is not None:
+            self.leader.release(message.lease)
+            self.ctx.send(client, Renewed(message.request, refused, 0.0))
+            return
+        lease_s = min(message.lease_s, self.ctx.config.lease_s_max)
+        own = self.ctx.leases.renew(message.lease, self.ctx.now, lease_s, self.ctx.weights)
+        if not isinstance(own, Reason):
+            own = min(own, *(r.deadline_s for r in replies.values() if r is not None))
+        self._renewed(client, message.request, own)
+
+    def _release(self, client: str, message: Release) -> None:
+        if message.reused_tokens:
+            self.ctx.counters["reused_hit_tokens_total"] += message.reused_tokens
+        self.leader.release(message.lease)
+        self.ctx.send(client, Done(message.request, None, ""))
+
+    def _mate_gone(self, message: HolderGone) -> None:
+        """A holder died: a lease that it shared is over on every rank."""
+        for record in list(self.ctx.leases.live.values()):
+            if any(holder == message.holder for holder, _ in record.mates):
+                self.leader.release(record.lease)
+
+    # --- supervisor ----------------------------------------------------------------------------
+
+    def _grant_until(self, peer: str, message: GrantUntil) -> None:
+        """The right to grant, for this life only."""
+        ctx = self.ctx
+        if message.incarnation == ctx.incarnation:
+            ctx.grants_until_s = max(ctx.grants_until_s, ctx.now + message.seconds)
+            ctx.arena.set_grants_until(int(ctx.grants_until_s * 1e9))
+
+    def _set_weights(self, message: SetWeights) -> None:
+        """New weights: what was begun or leased under older ones is refused from here on."""
+        ctx = self.ctx
+        ctx.weights = message.weights
+        ctx.retired = set(message.retired)
+        ctx.arena.set_weights(message.weights)
+        for table in ctx.books.table.values():
+            for obj in table.values():
+                if obj.weights in ctx.retired and not obj.first_out:
+                    ctx.books.make_first_out(obj)
+
+    def _set_mode(self, message: SetMode) -> None:
+        self.ctx.draining = message.draining
+        self.ctx.bypassed = message.bypassed

@@ -1,0 +1,633 @@
+"""The leader: one acquire from the question to the lease, over every holder it takes.
+
+    start -> own and mates' columns -> (all here) -> parts -> grant -> answer
+                                    -> directory lookup -> plan -> parts ...
+    plan  -> nothing usable, too little, pending: answer without a lease
+          -> no room: wait in line (only with wait_s), or the largest position there is room for
+    parts -> all ready: grant everywhere, or nowhere
+          -> a refusal: learn its truth, erode again, a bounded number of rounds
+
+Every way out is :meth:`Leader._finish`, which counts the acquire once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .context import HolderContext, Recent
+from .kinds import Cause, Reason, Status, cause_of
+from .messages import (
+    Acquire,
+    Answer,
+    Column,
+    Fetch,
+    Found,
+    LeaseGrant,
+    LeasePart,
+    Lookup,
+    MateColumns,
+    MateLookup,
+    PartAbort,
+    PartGrant,
+    PartGranted,
+    PartOpen,
+    PartRelease,
+    PartReply,
+    PinReply,
+    PinRequest,
+)
+from .planner import PartPlan, View
+from .rules import Resolution, resolve, servable, usable_position
+from .validation import absent_reason
+
+WORKING = "working"
+WAITING = "waiting"
+DONE = "done"
+
+
+@dataclass(slots=True)
+class AcquireOp:
+    """One acquire in progress at its leader."""
+
+    request: Acquire
+    client: str
+    view: View
+    started_s: float
+    op: str = ""
+    phase: str = WORKING
+    rounds: int = 0
+    asked: set[str] = field(default_factory=set)
+    directory_asked: bool = False
+    tokens: int = 0
+    limited: tuple[int, Reason] | None = None
+    pending_restore: bool = False
+    replies: dict[str, PartReply] = field(default_factory=dict)
+    granted: dict[str, PartGranted] = field(default_factory=dict)
+    plans: list[PartPlan] = field(default_factory=list)
+    checked: set[str] = field(default_factory=set)
+    moved: dict[int, int] = field(default_factory=dict)
+    sources: set[str] = field(default_factory=set)
+    refusal: Reason | None = None
+    background: bool = False
+    looking: bool = False
+    """Only the answer is wanted: nothing is pinned, restored or moved."""
+
+    @property
+    def wait_until_s(self) -> float:
+        """Until when this request waits for room."""
+        return self.started_s + (self.request.wait_s or 0.0)
+
+
+class Leader:
+    """All acquires that this holder leads."""
+
+    def __init__(self, ctx: HolderContext) -> None:
+        self.ctx = ctx
+        self.ops: dict[str, AcquireOp] = {}
+        self.by_request: dict[str, AcquireOp] = {}
+        self.waiting: deque[AcquireOp] = deque()
+        self._recent = Recent(ctx.config.answers_kept)
+        self._room_seen = 0
+
+    # --- start ---------------------------------------------------------------------------------
+
+    def start(self, client: str, message: Acquire) -> None:
+        """Begin, resume or re-answer: one request id is one acquire, however often it is sent."""
+        known = self._recent.get(message.request)
+        if known is not None:
+            self.ctx.send(client, known)
+            return
+        running = self.by_request.get(message.request)
+        if running is not None:
+            running.client = client
+            return
+        op = self._new_op(client, message)
+        if len(self.by_request) >= self.ctx.config.acquires_max:
+            self._finish(op, 0, refused=Reason.QUOTA)
+            return
+        self.by_request[message.request] = op
+        if message.prompt.weights in self.ctx.retired:
+            self._finish_miss(op)
+            return
+        op.refusal = self.refusal()
+        self._next_op(op)
+        for mate in sorted(set(message.readers) - {self.ctx.config.holder}):
+            op.asked.add(mate)
+            self.ctx.send(mate, MateLookup(op.op, message.prompt))
+        if op.asked:
+            self._time_out(op, self._mates_silent)
+        else:
+            self._here_known(op)
+
+    def refusal(self) -> Reason | None:
+        """Why this holder grants nothing at all now."""
+        if self.ctx.bypassed:
+            return Reason.BYPASSED
+        if self.ctx.draining:
+            return Reason.DRAINING
+        if not self.ctx.may_grant:
+            return Reason.NOT_GRANTING
+        return None
+
+    def _new_op(self, client: str, message: Acquire) -> AcquireOp:
+        view = View(self.ctx.model, message.prompt, message.abis, message.readers)
+        return AcquireOp(message, client, view, self.ctx.now)
+
+    def _next_op(self, op: AcquireOp) -> None:
+        """A fresh exchange id: replies to an earlier round no longer count."""
+        self.ops.pop(op.op, None)
+        op.op = self.ctx.op()
+        self.ops[op.op] = op
+
+    def _time_out(self, op: AcquireOp, late: object, after_s: float | None = None) -> None:
+        name = op.op
+        at = self.ctx.now + (self.ctx.config.request_timeout_s if after_s is None else after_s)
+
+        def fire() -> None:
+            if self.ops.get(name) is op and op.phase == WORKING:
+                late(op)  # type: ignore[operator]
+
+        self.ctx.wake_at(at, fire)
+
+    # --- what is here --------------------------------------------------------------------------
+
+    def mate_columns(self, peer: str, message: MateColumns) -> None:
+        op = self.ops.get(message.op)
+        if op is None or peer not in op.asked:
+            return
+        op.asked.discard(peer)
+        op.view.learn(peer, message.columns)
+        op.view.learn_room(peer, message.room)
+        if not op.asked:
+            self._here_known(op)
+
+    def _mates_silent(self, op: AcquireOp) -> None:
+        """A rank that does not answer can serve nothing: none of the ranks gets a lease."""
+        if op.asked:
+            op.view.unreachable |= op.asked
+            op.asked.clear()
+            op.refusal = op.refusal or Reason.HOLDER_LOST
+            self._here_known(op)
+
+    def _learn_self(self, op: AcquireOp) -> None:
+        ctx = self.ctx
+        me = ctx.config.holder
+        op.view.learn(me, ctx.books.columns(me, ctx.incarnation, op.request.prompt, ctx.books.shards))
+        op.view.learn_room(me, ctx.books.rooms(op.request.prompt))
+
+    def _here_known(self, op: AcquireOp) -> None:
+        """All ranks told what they have: enough here for the best there could be needs no directory."""
+        self._learn_self(op)
+        model, n = self.ctx.model, op.request.prompt.n
+        best = (n - 1) // model.grid_tokens * model.grid_tokens if n else 0
+        if op.refusal is None and best and not model.drop_last_blocks:
+            here = {k: c for k, c in op.view.columns.items() if k[0] == op.view.readers[k[2]]}
+            everything, op.view.columns = op.view.columns, here
+            evidence = op.view.evidence(tiers=False)
+            op.view.columns = everything
+            if usable_position(model, evidence, n) == best:
+                self._plan(op)
+                return
+        op.directory_asked = True
+        self._next_op(op)
+        self.ctx.send(self.ctx.config.directory, Lookup(op.op, op.request.prompt))
+        self._time_out(op, self._directory_silent)
+
+    # --- directory -----------------------------------------------------------------------------
+
+    def found(self, message: Found) -> None:
+        op = self.ops.get(message.op)
+        if op is None or not op.directory_asked or op.rounds:
+            return
+        own = set(op.view.readers)
+        by_holder: dict[str, list[Column]] = {}
+        for column in message.columns:
+            if column.holder not in own:
+                by_holder.setdefault(column.holder, []).append(column)
+        for holder, columns in by_holder.items():
+            op.view.learn(holder, columns)
+        op.view.evicted = dict(message.evicted)
+        self._plan(op)
+
+    def _directory_silent(self, op: AcquireOp) -> None:
+        if not op.rounds:
+            op.view.directory_known = False
+            self._plan(op)
+
+    # --- plan ----------------------------------------------------------------------------------
+
+    def _plan(self, op: AcquireOp) -> None:
+        """Erode what is known now; answer, wait, or open the shares."""
+        op.rounds += 1
+        op.phase = WORKING
+        self._next_op(op)
+        self._learn_self(op)
+        request, view = op.request, op.view
+        found = resolve(self.ctx.model, view.evidence(), request.prompt.n)
+        if op.refusal is not None:
+            self._finish(op, 0, refused=op.refusal)
+            return
+        if op.rounds > self.ctx.config.rounds_max:
+            self._finish(op, 0, refused=Reason.DEADLINE_EXCEEDED)
+            return
+        if not found.tokens:
+            self._finish(op, 0)
+            return
+        op.looking = request.probe or found.tokens < request.min_tokens
+        if (op.looking or request.wait_s == 0) and not op.background:
+            in_memory = resolve(self.ctx.model, view.evidence(tiers=False), request.prompt.n)
+            if in_memory.tokens < found.tokens:
+                op.pending_restore = True
+        if op.looking:
+            self._check_sources(op, found)
+        elif op.pending_restore:
+            self._finish_pending(op, found)
+        else:
+            self._admit(op, found)
+
+    def _admit(self, op: AcquireOp, found: Resolution) -> None:
+        """State and room are one admission: the whole need of a position, or a shorter one."""
+        view, tokens = op.view, found.tokens
+        op.limited = None
+        lacking = view.lacking_room(tokens)
+        if lacking is not None:
+            possible = self._largest_with_room(op, tokens, whole_pool=True)
+            ready = self._largest_with_room(op, tokens, whole_pool=False)
+            if ready < possible and self.ctx.now < op.wait_until_s:
+                self._wait(op)
+                return
+            op.limited = (lacking, Reason.ADMISSION_LIMIT)
+            tokens = ready
+            self.ctx.counters["admission_refusals"] += 1
+        elif (
+            self.waiting and op not in self.waiting and self.ctx.now < op.wait_until_s and self._needs_slots(op, tokens)
+        ):
+            self._wait(op)
+            return
+        if tokens < max(op.request.min_tokens, 1):
+            self._finish(op, 0, refused=Reason.ADMISSION_LIMIT if op.limited else None)
+            return
+        self._open_parts(op, tokens, found)
+
+    def _needs_slots(self, op: AcquireOp, tokens: int) -> bool:
+        """Whether a position needs slots that are not its own already."""
+        for group, bits in op.view.wanted(tokens).items():
+            for shard in range(self.ctx.model.shards):
+                column = op.view.columns.get((op.view.readers[shard], group, shard))
+                if bits & ~(column.memory if column is not None else 0):
+                    return True
+        return False
+
+    def _largest_with_room(self, op: AcquireOp, below: int, *, whole_pool: bool) -> int:
+        grid = self.ctx.model.grid_tokens
+        bits = servable(self.ctx.model, op.view.evidence(), op.request.prompt.n) & ((1 << (below // grid + 1)) - 1)
+        while bits > 1:
+            top = bits.bit_length() - 1
+            if op.view.lacking_room(top * grid, whole_pool=whole_pool) is None:
+                return top * grid
+            bits ^= 1 << top
+        return 0
+
+    def _wait(self, op: AcquireOp) -> None:
+        """Stand in line for room, first come first served, until wait_s runs out."""
+        op.phase = WAITING
+        if op not in self.waiting:
+            self.waiting.append(op)
+            self.ctx.counters["admission_waits"] += 1
+
+        def over() -> None:
+            if op in self.waiting:
+                self.waiting.remove(op)
+                self._plan(op)
+
+        self.ctx.wake_at(op.wait_until_s, over)
+
+    def room_gained(self) -> None:
+        """Let those in line try again, in order, as long as each gets what it waits for."""
+        if self._room_seen == self.ctx.books.room_gained:
+            return
+        self._room_seen = self.ctx.books.room_gained
+        for _ in range(len(self.waiting)):
+            op = self.waiting.popleft()
+            op.rounds = min(op.rounds, 1)
+            self.waiting.appendleft(op)
+            self._plan(op)
+            if op.phase == WAITING:
+                return
+            if op in self.waiting:
+                self.waiting.remove(op)
+
+    # --- shares --------------------------------------------------------------------------------
+
+    def _open_parts(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
+        view = op.view
+        revisions = found.revisions
+        if tokens != found.tokens:
+            revisions = resolve(self.ctx.model, view.evidence(), op.request.prompt.n, limit_tokens=tokens).revisions
+        op.tokens = tokens
+        op.plans = view.plan(tokens, revisions)
+        op.replies = {}
+        op.granted = {}
+        expires_s = self.ctx.now + self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
+        if op.request.wait_s:
+            self._time_out(op, self._recovery_too_slow, max(op.wait_until_s - self.ctx.now, 0.0))
+        self._time_out(op, self._parts_silent, expires_s - self.ctx.now)
+        for plan in op.plans:
+            op.sources.update(fetch.source for fetch in plan.fetches)
+            self.ctx.send(
+                plan.holder,
+                PartOpen(
+                    op.op,
+                    op.request.prompt,
+                    op.request.abis,
+                    tokens,
+                    revisions,
+                    plan.shards,
+                    tuple(plan.local),
+                    tuple(plan.fetches),
+                    expires_s,
+                ),
+            )
+
+    def part_reply(self, peer: str, message: PartReply) -> None:
+        op = self.ops.get(message.op)
+        if op is None or op.phase == DONE or peer in op.replies:
+            if message.refused is None:
+                self.ctx.send(peer, PartAbort(message.op))
+            return
+        op.replies[peer] = message
+        for group, moved in message.moved_bytes:
+            op.moved[group] = op.moved.get(group, 0) + moved
+        if len(op.replies) < len(op.plans):
+            return
+        if all(reply.refused is None for reply in op.replies.values()):
+            for plan in op.plans:
+                self.ctx.send(
+                    plan.holder,
+                    PartGrant(op.op, min(op.request.lease_s, self.ctx.config.lease_s_max), op.request.graph),
+                )
+            self._time_out(op, self._parts_silent)
+            return
+        for holder, reply in op.replies.items():
+            if reply.refused is None:
+                self.ctx.send(holder, PartAbort(op.op))
+            self._learn_refusal(op, holder, reply)
+        self._plan(op)
+
+    def _learn_refusal(self, op: AcquireOp, holder: str, reply: PartReply) -> None:
+        view = op.view
+        by_holder: dict[str, list[Column]] = {}
+        for column in reply.stale:
+            by_holder.setdefault(column.holder, []).append(column)
+        for told, columns in by_holder.items():
+            view.learn(told, columns)
+        view.learn_room(holder, reply.room)
+        view.unreachable.update(reply.lost)
+        for bad in reply.bad:
+            view.mark_bad(bad)
+
+    def _parts_silent(self, op: AcquireOp) -> None:
+        """A rank stopped answering between reserve and grant: none of the ranks gets a lease."""
+        silent = [plan.holder for plan in op.plans if plan.holder not in (op.granted or op.replies)]
+        op.view.unreachable.update(silent)
+        self._undo(op)
+        self._finish(op, 0, refused=Reason.HOLDER_LOST)
+
+    def _recovery_too_slow(self, op: AcquireOp) -> None:
+        if not op.replies and not op.granted:
+            found = resolve(self.ctx.model, op.view.evidence(), op.request.prompt.n)
+            self._undo(op)
+            self._finish_pending(op, found)
+
+    def _undo(self, op: AcquireOp) -> None:
+        for plan in op.plans:
+            granted = op.granted.get(plan.holder)
+            if granted is not None and granted.refused is None:
+                self.ctx.send(plan.holder, PartRelease(granted.lease))
+            else:
+                self.ctx.send(plan.holder, PartAbort(op.op))
+
+    # --- grant ---------------------------------------------------------------------------------
+
+    def part_granted(self, peer: str, message: PartGranted) -> None:
+        op = self.ops.get(message.op)
+        if op is None or op.phase == DONE or peer in op.granted:
+            if message.refused is None:
+                self.ctx.send(peer, PartRelease(message.lease))
+            return
+        op.granted[peer] = message
+        if len(op.granted) < len(op.plans):
+            return
+        refused = [g.refused for g in op.granted.values() if g.refused is not None]
+        if refused:
+            self._undo(op)
+            self._finish(op, 0, refused=refused[0])
+            return
+        own = op.granted[self.ctx.config.holder]
+        record = self.ctx.leases.live.get(own.lease)
+        if record is not None:
+            record.mates = tuple((h, g.lease) for h, g in op.granted.items() if h != self.ctx.config.holder)
+            record.client = op.client
+        parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
+        deadline_s = min(g.deadline_s for g in op.granted.values())
+        grant = LeaseGrant(own.lease, op.tokens, deadline_s, self.ctx.weights, tuple(parts))
+        self._finish(op, op.tokens, grant=grant)
+
+    # --- reachability, without a lease ---------------------------------------------------------
+
+    def _check_sources(self, op: AcquireOp, found: Resolution) -> None:
+        """A probe counts only holders that answer: ask each source of the plan for its truth."""
+        op.plans = op.view.plan(found.tokens, found.revisions)
+        by_source: dict[str, list[Fetch]] = {}
+        for plan in op.plans:
+            for fetch in plan.fetches:
+                if fetch.source not in op.checked:
+                    by_source.setdefault(fetch.source, []).append(fetch)
+        if not by_source:
+            if op.pending_restore:
+                self._finish_pending(op, found)
+            else:
+                self._finish(op, found.tokens)
+            return
+        op.asked = set(by_source)
+        for source, fetches in by_source.items():
+            self.ctx.send(
+                source,
+                PinRequest(
+                    op.op,
+                    fetches[0].incarnation,
+                    op.request.prompt,
+                    tuple(fetch.objects for fetch in fetches),
+                    found.revisions,
+                    op.request.abis,
+                    True,
+                    True,
+                    0.0,
+                ),
+            )
+        self._time_out(op, self._sources_silent)
+
+    def pin_reply(self, peer: str, message: PinReply) -> bool:
+        """The reply to a dry pin; False if it is none of this desk's."""
+        op = self.ops.get(message.op)
+        if op is None or not op.looking:
+            return False
+        if peer in op.asked:
+            op.asked.discard(peer)
+            op.checked.add(peer)
+            if message.refused is Reason.HOLDER_LOST:
+                op.view.unreachable.add(peer)
+            elif message.refused is not None:
+                op.checked.discard(peer)
+                op.view.learn(peer, message.truth)
+            if not op.asked:
+                self._plan(op)
+        return True
+
+    def _sources_silent(self, op: AcquireOp) -> None:
+        if op.asked:
+            op.view.unreachable |= op.asked
+            op.asked.clear()
+            self._plan(op)
+
+    def unreachable(self, peer: str, name: str) -> None:
+        """The driver says a peer of this exchange cannot be reached now."""
+        op = self.ops.get(name)
+        if op is None or op.phase == DONE:
+            return
+        if peer == self.ctx.config.directory:
+            self._directory_silent(op)
+        elif peer in op.asked:
+            if op.rounds:
+                op.view.unreachable.add(peer)
+                op.asked.discard(peer)
+                if not op.asked:
+                    self._plan(op)
+            else:
+                self._mates_silent(op)
+        elif any(plan.holder == peer for plan in op.plans):
+            self._parts_silent(op)
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def _finish_miss(self, op: AcquireOp) -> None:
+        self._answer(op, Answer(op.request.request, Status.MISS, 0, 0, 0, None, (), None, None, None))
+
+    def _finish_pending(self, op: AcquireOp, found: Resolution) -> None:
+        """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
+        in_memory = resolve(self.ctx.model, op.view.evidence(tiers=False), op.request.prompt.n)
+        cause = in_memory.cause if in_memory.tokens < found.tokens else found.cause
+        objects = 0
+        nbytes = 0
+        for plan in op.view.plan(found.tokens, found.revisions):
+            for run in plan.local:
+                column = op.view.columns.get((plan.holder, run.group, run.shard))
+                if column is not None:
+                    count = sum(1 for i in run.indices if column.tier >> i & 1)
+                    objects += count
+                    nbytes += count * self.ctx.model.groups[run.group].block_bytes
+        answer = Answer(
+            op.request.request,
+            Status.PENDING,
+            found.tokens,
+            found.hash_tokens,
+            self._usable_tokens(op),
+            cause,
+            in_memory.also if in_memory.tokens < found.tokens else (),
+            None,
+            nbytes / self.ctx.config.restore_bytes_per_s,
+            None,
+            found.tokens_lost_to_alignment,
+        )
+        self._count(op, answer, 0)
+        recover = not op.request.probe and not op.background and op.request.wait_s == 0
+        self._answer(op, answer)
+        if recover:
+            self._recover(op)
+
+    def _recover(self, op: AcquireOp) -> None:
+        """Bring the state into memory without a reader: its lease ends as it begins."""
+        again = AcquireOp(op.request, "", op.view, self.ctx.now, background=True)
+        self._plan(again)
+
+    def _usable_tokens(self, op: AcquireOp) -> int:
+        return resolve(self.ctx.model, op.view.evidence(transport=False), op.request.prompt.n).tokens
+
+    def _finish(
+        self, op: AcquireOp, tokens: int, *, grant: LeaseGrant | None = None, refused: Reason | None = None
+    ) -> None:
+        """The one way out: what was granted, what the rules allowed, what cut it."""
+        model, request = self.ctx.model, op.request
+        found = resolve(model, op.view.evidence(), request.prompt.n)
+        status, cause, also = found.status, found.cause, found.also
+        if tokens < found.tokens:
+            status = Status.PARTIAL_HIT
+            cause, also = self._refused_cause(op, refused), ()
+        elif refused is not None and found.status is not Status.MISS:
+            if status is Status.FULL_HIT:
+                status = Status.PARTIAL_HIT
+            cause, also = self._refused_cause(op, refused), ()
+        answer = Answer(
+            request.request,
+            status,
+            tokens,
+            found.hash_tokens,
+            self._usable_tokens(op),
+            cause,
+            also,
+            None,
+            None,
+            grant,
+            found.tokens_lost_to_alignment,
+            tuple((model.groups[g].name, n) for g, n in sorted(op.moved.items())),
+            tuple(sorted(op.sources)) if grant is not None else (),
+        )
+        self._count(op, answer, tokens if grant is not None else 0)
+        self._answer(op, answer)
+
+    def _refused_cause(self, op: AcquireOp, refused: Reason | None) -> Cause | None:
+        if op.limited is not None:
+            group, reason = op.limited
+        elif refused is not None:
+            group, reason = 0, refused
+        else:
+            group, reason = 0, absent_reason(self.ctx.model, 0)
+        spec = self.ctx.model.groups[group]
+        return cause_of(spec.name, spec.kind, reason)
+
+    def _count(self, op: AcquireOp, answer: Answer, granted: int) -> None:
+        if op.request.probe or op.background:
+            return
+        counters = self.ctx.counters
+        counters["acquires_total"] += 1
+        counters["hash_hit_tokens_total"] += answer.hash_tokens
+        counters["usable_hit_tokens_total"] += answer.usable_tokens
+        counters["effective_hit_tokens_total"] += granted
+        cause = answer.cause
+        if cause is not None:
+            counters[f"cut:{cause.group}:{cause.kind}:{cause.layer}:{cause.reason}"] += 1
+            if cause.layer in ("whole_block", "abi", "intersection", "alignment"):
+                counters["validation_failures_total"] += 1
+
+    def _answer(self, op: AcquireOp, answer: Answer) -> None:
+        op.phase = DONE
+        self.ops.pop(op.op, None)
+        self.by_request.pop(op.request.request, None)
+        if op in self.waiting:
+            self.waiting.remove(op)
+        if op.background:
+            if answer.grant is not None:
+                self.release(answer.grant.lease)
+            return
+        self._recent.put(op.request.request, answer)
+        self.ctx.send(op.client, answer)
+
+    # --- leases of several holders -------------------------------------------------------------
+
+    def release(self, lease: int) -> None:
+        """End a lease here and on its other ranks' holders."""
+        record = self.ctx.leases.end(lease)
+        if record is not None:
+            for holder, theirs in record.mates:
+                self.ctx.send(holder, PartRelease(theirs))

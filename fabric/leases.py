@@ -1,0 +1,143 @@
+"""Leases: the record a holder keeps, and what a reader can check without asking anyone.
+
+A lease record is built from a :class:`~kvfabric.fabric.validation.Proof` and nothing else. The
+holder keeps its pins for a grace past the deadline (max(1 s, lease / 10)), so that a reader that
+believes in its lease is never wrong about the bytes.
+
+    granted --renew--> granted --release--> ended
+            --deadline--> expired (readers refused) --grace--> ended (pins gone)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arena import Arena, SlotState
+from .books import Books, Obj
+from .kinds import Reason
+from .messages import LeaseGrant, LeasePart, SlotRun
+from .validation import Proof
+
+LEASE_S_MAX = 3600.0
+
+
+def grace_s(lease_s: float) -> float:
+    """Seconds a holder keeps pins past the deadline its reader believes in."""
+    return max(1.0, lease_s / 10)
+
+
+@dataclass(slots=True)
+class LeaseRecord:
+    """One holder's share of a granted lease. ``mates``: (holder, lease) of the other shares."""
+
+    lease: int
+    fence: int
+    proof: Proof
+    objects: list[Obj]
+    client: str
+    deadline_s: float
+    lease_s: float
+    weights: bytes
+    tenant: str
+    graph: bool = False
+    mates: tuple[tuple[str, int], ...] = ()
+
+
+class LeaseBook:
+    """All live leases of one holder's life. Fences only grow within an incarnation."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.live: dict[int, LeaseRecord] = {}
+        self.fence = 0
+
+    def grant(
+        self, proof: Proof, *, client: str, now: float, lease_s: float, weights: bytes, tenant: str, graph: bool = False
+    ) -> LeaseRecord:
+        """The only way a lease comes to be. Takes its own pins on the proof's objects."""
+        self.fence += 1
+        objects = list(proof.objects)
+        for obj in objects:
+            self._books.pin(obj)
+            obj.frozen += graph
+        record = LeaseRecord(
+            self.fence, self.fence, proof, objects, client, now + lease_s, lease_s, weights, tenant, graph
+        )
+        self.live[record.lease] = record
+        return record
+
+    def renew(self, lease: int, now: float, lease_s: float, weights: bytes) -> Reason | float:
+        """The new deadline, or why there is none."""
+        record = self.live.get(lease)
+        if record is None or now >= record.deadline_s:
+            return Reason.LEASE_EXPIRED
+        if record.weights != weights:
+            return Reason.WEIGHTS_MISMATCH
+        record.lease_s = lease_s
+        record.deadline_s = now + lease_s
+        return record.deadline_s
+
+    def end(self, lease: int) -> LeaseRecord | None:
+        """Give the pins back; None if the lease ended before."""
+        record = self.live.pop(lease, None)
+        if record is not None:
+            for obj in record.objects:
+                obj.frozen -= record.graph
+                self._books.unpin(obj)
+        return record
+
+
+def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:
+    """What a reader needs to find and check its slots."""
+    runs: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for s in record.proof.slots:
+        runs.setdefault((s.group, s.shard), []).append((s.index, s.slot, s.version))
+    packed = []
+    for (group, shard), entries in sorted(runs.items()):
+        entries.sort()
+        packed.append(
+            SlotRun(
+                group,
+                shard,
+                tuple(i for i, _, _ in entries),
+                b"".join(slot.to_bytes(4, "little") for _, slot, _ in entries),
+                b"".join(version.to_bytes(8, "little") for _, _, version in entries),
+            )
+        )
+    return LeasePart(holder, incarnation, record.fence, tuple(packed))
+
+
+def read_refusal(grant: LeaseGrant, parts: Iterable[tuple[LeasePart, Arena | None]], now: float) -> Reason | None:
+    """Why a reader may not trust its lease now; None if it may. No call, only shared memory.
+
+    ``parts``: each part with its holder's arena (None where it cannot be mapped). In order: lease_expired, holder_lost, weights_mismatch, version_changed; bytes
+    are digested by the caller afterwards where it verifies always.
+    """
+    if now >= grant.deadline_s:
+        return Reason.LEASE_EXPIRED
+    checked = list(parts)
+    now_ns = int(now * 1e9)
+    for part, arena in checked:
+        if arena is None or arena.incarnation != part.incarnation or now_ns > arena.grants_until_ns:
+            return Reason.HOLDER_LOST
+    for _, arena in checked:
+        if arena is not None and arena.weights != grant.weights:
+            return Reason.WEIGHTS_MISMATCH
+    for part, arena in checked:
+        if arena is not None and not slots_unchanged(part, arena):
+            return Reason.VERSION_CHANGED
+    return None
+
+
+def slots_unchanged(part: LeasePart, arena: Arena) -> bool:
+    """Whether every leased slot still bears the leased version, sealed."""
+    for run in part.slots:
+        slots = np.frombuffer(run.slots, dtype="<u4")
+        if arena.versions[slots].tobytes() != run.versions:
+            return False
+        if (arena.states[slots] != SlotState.SEALED).any():
+            return False
+    return True

@@ -1,0 +1,610 @@
+"""The part desk: one holder's share of an acquire, from reservation to proof.
+
+    open: pin what is here, reserve for the rest (all or nothing), join what others fetch already
+      -> pin at the sources -> transfer -> re-read the source's headers -> seal, install
+      -> prove -> ready -> granted | let go
+
+A share that fails runs to its end (what is in flight arrives or fails), keeps what arrived as an
+ordinary copy, and answers with the truth; the leader erodes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .books import Obj, split
+from .context import HolderContext
+from .disk import DiskDesk
+from .effects import DigestSlots, Moved, Pair, StartTransfer, TransferDone, TransferFault
+from .kinds import Reason
+from .leases import LeaseRecord, grace_s, part_of
+from .lifecycle import State
+from .messages import (
+    BadCopy,
+    Column,
+    Fetch,
+    Objects,
+    PartGrant,
+    PartGranted,
+    PartOpen,
+    PartReply,
+    PinEnd,
+    PinEnded,
+    PinReply,
+    PinRequest,
+    Room,
+    SourceRun,
+)
+from .passport import abi_refusal
+from .validation import Held, Proof, Verdict, prove
+
+
+@dataclass(slots=True)
+class Arriving:
+    """One object on its way from a source: the hidden local object and what was promised of it."""
+
+    index: int
+    obj: Obj
+    source_slot: int = -1
+    version: bytes = b""
+    checksum: bytes = b""
+    landed: bytes | None = None
+    fault: Reason | None = None
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class Source:
+    """One source of a share: its pin, its objects, its transfer."""
+
+    holder: str
+    incarnation: int
+    fetches: list[Fetch]
+    arriving: list[Arriving]
+    transferring: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Part:
+    """One share in progress."""
+
+    leader: str
+    request: PartOpen
+    held: Held = field(default_factory=dict)
+    pinned: list[Obj] = field(default_factory=list)
+    sources: dict[str, Source] = field(default_factory=dict)
+    awaited: int = 0
+    digests: dict[int, bytes] = field(default_factory=dict)
+    refused: Reason | None = None
+    group: int = 0
+    bad: list[BadCopy] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    truth: list[Column] = field(default_factory=list)
+    moved_bytes: dict[int, int] = field(default_factory=dict)
+    proof: Proof | None = None
+    replied: PartReply | None = None
+    let_go: bool = False
+
+
+class PartDesk:
+    """All shares in progress at one holder, its own and those of other leaders."""
+
+    def __init__(self, ctx: HolderContext, disk: DiskDesk) -> None:
+        self.ctx = ctx
+        self.disk = disk
+        self.open_parts: dict[str, Part] = {}
+        self._transfers: dict[int, tuple[Part, Source, dict[int, Arriving]]] = {}
+        self._digests: dict[int, tuple[Part, list[Obj]]] = {}
+        self._quarantined: dict[int, list[Obj]] = {}
+
+    # --- open ----------------------------------------------------------------------------------
+
+    def open(self, leader: str, message: PartOpen) -> None:
+        known = self.open_parts.get(message.op)
+        if known is not None:
+            if known.replied is not None:
+                self.ctx.send(leader, known.replied)
+            return
+        part = Part(leader, message)
+        self.open_parts[message.op] = part
+        self.ctx.wake_at(message.expires_s, lambda: self.let_go(message.op))
+        to_restore = self._pin_local(part)
+        to_fetch = self._plan_fetches(part)
+        if part.refused is None:
+            self._reserve(part, to_restore, to_fetch)
+        if part.refused is not None:
+            self._reply(part)
+            return
+        self.disk.restore(to_restore)
+        for source in part.sources.values():
+            self._pin_at(part, source)
+        if self.ctx.config.verify_always:
+            self._digest_local(part)
+        self._advance(part)
+
+    def _hold(self, part: Part, index: int, obj: Obj) -> None:
+        self.ctx.books.pin(obj)
+        part.pinned.append(obj)
+        part.held.setdefault((obj.group, obj.shard), {})[index] = obj
+
+    def _usable(self, part: Part, obj: Obj | None) -> bool:
+        if obj is None or obj.bad is not None:
+            return False
+        revision = part.request.revisions[obj.group]
+        if revision is not None and obj.revision != revision:
+            return False
+        return abi_refusal(obj.abi, part.request.abis[obj.group]) is None
+
+    def _pin_local(self, part: Part) -> list[Obj]:
+        """Pin what is in memory, wait for what is being restored, list what must be."""
+        to_restore = []
+        for objects in part.request.local:
+            for index, digest in zip(objects.indices, split(objects.digests), strict=True):
+                obj = self.ctx.books.find(objects.group, objects.shard, digest)
+                if obj is None or not self._usable(part, obj):
+                    self._refuse(part, Reason.VERSION_CHANGED, objects.group)
+                elif obj.state in (State.SEALED, State.DEMOTING):
+                    self._hold(part, index, obj)
+                else:
+                    if obj.state is State.ON_TIER:
+                        if self.disk.refused is not None:
+                            self._refuse(part, self.disk.refused, objects.group)
+                            self._bad_here(part, obj, index, self.disk.refused, from_tier=True)
+                            continue
+                        to_restore.append(obj)
+                    self._await(part, index, obj, from_tier=True)
+        return to_restore
+
+    def _plan_fetches(self, part: Part) -> list[tuple[Source, Arriving]]:
+        """What must really be fetched: not what arrived meanwhile or is on its way for another."""
+        planned = []
+        for fetch in part.request.fetches:
+            spec = self.ctx.model.groups[fetch.objects.group]
+            indices, digests, versions = [], [], []
+            for at, (index, digest) in enumerate(zip(fetch.objects.indices, split(fetch.objects.digests), strict=True)):
+                group, shard = fetch.objects.group, fetch.objects.shard
+                here = self.ctx.books.find(group, shard, digest)
+                if here is not None and self._usable(part, here) and here.state in (State.SEALED, State.DEMOTING):
+                    self._hold(part, index, here)
+                    continue
+                coming = self.ctx.inflight.get((group, shard, digest))
+                if coming is not None and self._usable(part, coming):
+                    self._await(part, index, coming, from_tier=False)
+                    continue
+                prompt = part.request.prompt
+                obj = Obj(
+                    spec.kind,
+                    group,
+                    shard,
+                    digest,
+                    (index + 1) * spec.unit_tokens,
+                    prompt.namespace,
+                    prompt.weights,
+                    prompt.tenant,
+                    part.request.revisions[group] or 0,
+                    spec.block_bytes,
+                    part.request.abis[group],
+                )
+                indices.append(index)
+                digests.append(digest)
+                versions.append(fetch.versions[at * 8 : at * 8 + 8])
+                source = part.sources.setdefault(fetch.source, Source(fetch.source, fetch.incarnation, [], []))
+                arriving = Arriving(index, obj)
+                source.arriving.append(arriving)
+                planned.append((source, arriving))
+            if indices:
+                objects = Objects(fetch.objects.group, fetch.objects.shard, tuple(indices), b"".join(digests))
+                part.sources[fetch.source].fetches.append(
+                    Fetch(fetch.source, fetch.incarnation, objects, b"".join(versions))
+                )
+        return planned
+
+    def _reserve(self, part: Part, to_restore: list[Obj], to_fetch: list[tuple[Source, Arriving]]) -> None:
+        """Room for the whole need in every pool in one step, or none of it."""
+        wants: dict[tuple[int, int], int] = {}
+        for obj in [*to_restore, *(a.obj for _, a in to_fetch)]:
+            wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
+        lacking = self.ctx.books.lacking(wants)
+        if lacking is not None:
+            self._refuse(part, Reason.ADMISSION_LIMIT, lacking[0])
+            return
+        for _, arriving in to_fetch:
+            obj = arriving.obj
+            self.ctx.books.reserve(obj)
+            self.ctx.inflight[obj.group, obj.shard, obj.digest] = obj
+            part.awaited += 1
+
+    def _await(self, part: Part, index: int, obj: Obj, *, from_tier: bool) -> None:
+        part.awaited += 1
+
+        def stands(arrived: Obj, refused: Reason | None) -> None:
+            part.awaited -= 1
+            if refused is None and part.replied is None and not part.let_go and self._usable(part, arrived):
+                self._hold(part, index, arrived)
+                part.digests[arrived.slot] = arrived.checksum
+            else:
+                self._refuse(part, refused or Reason.VERSION_CHANGED, arrived.group)
+                if refused is not None and from_tier:
+                    self._bad_here(part, arrived, index, refused, from_tier=True)
+            self._advance(part)
+
+        self.ctx.await_object(obj, stands)
+
+    def _bad_here(self, part: Part, obj: Obj, index: int, reason: Reason, *, from_tier: bool) -> None:
+        part.bad.append(BadCopy(self.ctx.config.holder, obj.group, obj.shard, index, reason, from_tier))
+
+    def _refuse(self, part: Part, reason: Reason, group: int) -> None:
+        if part.refused is None:
+            part.refused, part.group = reason, group
+
+    def _digest_local(self, part: Part) -> None:
+        objects = [obj for run in part.held.values() for obj in run.values() if obj.slot not in part.digests]
+        if objects:
+            token = self.ctx.number()
+            self._digests[token] = (part, objects)
+            part.awaited += 1
+            self.ctx.do(DigestSlots(token, tuple(obj.slot for obj in objects)))
+
+    def digested(self, token: int, checksums: tuple[bytes, ...]) -> bool:
+        """Checksums of pinned local slots; a wrong one is the prover's to refuse."""
+        entry = self._digests.pop(token, None)
+        if entry is None:
+            return False
+        part, objects = entry
+        for obj, checksum in zip(objects, checksums, strict=True):
+            part.digests[obj.slot] = checksum
+        part.awaited -= 1
+        self._advance(part)
+        return True
+
+    # --- sources -------------------------------------------------------------------------------
+
+    def _pin_at(self, part: Part, source: Source) -> None:
+        ctx = self.ctx
+        message = PinRequest(
+            part.request.op,
+            source.incarnation,
+            part.request.prompt,
+            tuple(fetch.objects for fetch in source.fetches),
+            part.request.revisions,
+            part.request.abis,
+            False,
+            True,
+            ctx.config.pin_ttl_s,
+        )
+        ctx.send(source.holder, message)
+        deadline_s = ctx.now + ctx.config.request_timeout_s
+        if any(bytes(8) in _versions(fetch) for fetch in source.fetches):
+            deadline_s += ctx.config.recovery_wait_s  # the source restores it from its tier first
+        ctx.wake_at(deadline_s, lambda: self._source_silent(part, source))
+
+    def pin_reply(self, peer: str, message: PinReply) -> None:
+        part = self.open_parts.get(message.op)
+        source = part.sources.get(peer) if part is not None else None
+        if part is None or source is None or source.ended:
+            if message.refused is None and message.runs:
+                self.ctx.send(peer, PinEnd(message.op, ()))
+            return
+        if source.transferring or any(a.source_slot >= 0 for a in source.arriving):
+            return
+        if message.refused is not None:
+            part.truth.extend(message.truth)
+            part.bad.extend(message.bad)
+            if message.refused is Reason.HOLDER_LOST:
+                part.lost.append(peer)
+            self._source_failed(part, source, message.refused)
+            return
+        if not self._promises_fit(part, source, message.runs):
+            self.ctx.send(peer, PinEnd(message.op, ()))
+            self._source_failed(part, source, Reason.VERSION_CHANGED)
+            return
+        self._transfer(part, source, source.arriving)
+
+    def _promises_fit(self, part: Part, source: Source, runs: tuple[SourceRun, ...]) -> bool:
+        """Take the promised slots, versions and checksums; False where they are not what was asked for."""
+        at = {(a.obj.group, a.obj.shard, a.index): a for a in source.arriving}
+        seen = 0
+        for run in runs:
+            for place, index in enumerate(run.slots.indices):
+                arriving = at.get((run.slots.group, run.slots.shard, index))
+                if arriving is None or run.lengths[place] > self.ctx.model.groups[run.slots.group].block_bytes:
+                    return False
+                arriving.source_slot = int.from_bytes(run.slots.slots[place * 4 : place * 4 + 4], "little")
+                arriving.version = run.slots.versions[place * 8 : place * 8 + 8]
+                arriving.checksum = run.checksums[place * 16 : place * 16 + 16]
+                arriving.obj.length = run.lengths[place]
+                arriving.obj.revision = run.revisions[place]
+                arriving.obj.abi = run.abis[place]
+                if not self._usable(part, arriving.obj):
+                    return False
+                seen += 1
+        return seen == len(source.arriving)
+
+    def _transfer(self, part: Part, source: Source, arriving: list[Arriving]) -> None:
+        ctx = self.ctx
+        token = ctx.number()
+        source.transferring += 1
+        self._transfers[token] = (part, source, {a.obj.slot: a for a in arriving})
+        pairs = tuple(Pair(a.source_slot, a.obj.slot, a.obj.length) for a in arriving)
+        for a in arriving:
+            a.tries += 1
+        deadline_s = ctx.now + ctx.config.transfer_timeout_s
+        ctx.do(StartTransfer(token, source.holder, source.incarnation, pairs, deadline_s))
+
+    def transferred(self, event: TransferDone) -> None:
+        entry = self._transfers.pop(event.token, None)
+        if entry is None:
+            return
+        part, source, arriving = entry
+        source.transferring -= 1
+        again = []
+        for moved in event.moved:
+            a = arriving[moved.slot]
+            if not moved.quiet:
+                self._quarantine(event.token, a)
+            elif self.landed_whole(a, moved):
+                a.landed = moved.checksum
+                part.moved_bytes[a.obj.group] = part.moved_bytes.get(a.obj.group, 0) + a.obj.length
+            elif moved.fault is not TransferFault.PEER_LOST and a.tries <= self.ctx.config.transfer_retries:
+                again.append(a)
+            else:
+                a.fault = Reason.HOLDER_LOST if moved.fault is TransferFault.PEER_LOST else Reason.TRANSFER_FAILED
+        if again:
+            self.ctx.counters["transfer_retries"] += len(again)
+            self._transfer(part, source, again)
+        elif not source.transferring:
+            self._end_pins(part, source)
+
+    def landed_whole(self, a: Arriving, moved: Moved) -> bool:
+        """The bytes that landed are the promised ones, by their digest."""
+        return moved.fault is None and moved.checksum == a.checksum
+
+    def _quarantine(self, token: int, a: Arriving) -> None:
+        """Foreign bytes may still reach this slot: nobody gets it until that is proven over."""
+        a.fault = Reason.TRANSFER_FAILED
+        self.ctx.inflight.pop((a.obj.group, a.obj.shard, a.obj.digest), None)
+        self.ctx.books.quarantine(a.obj)
+        self._quarantined.setdefault(token, []).append(a.obj)
+
+    def transfer_quiet(self, token: int) -> None:
+        for obj in self._quarantined.pop(token, ()):
+            self.ctx.books.quiet(obj)
+
+    def _end_pins(self, part: Part, source: Source) -> None:
+        ctx = self.ctx
+        torn: dict[tuple[int, int], list[Arriving]] = {}
+        for a in source.arriving:
+            if a.fault is Reason.TRANSFER_FAILED and a.obj.state is State.FILLING:
+                torn.setdefault((a.obj.group, a.obj.shard), []).append(a)
+        suspect = tuple(
+            Objects(g, s, tuple(a.index for a in run), b"".join(a.obj.digest for a in run))
+            for (g, s), run in torn.items()
+        )
+        ctx.send(source.holder, PinEnd(part.request.op, suspect))
+        ctx.wake_at(ctx.now + ctx.config.request_timeout_s, lambda: self._source_silent(part, source))
+
+    def pin_ended(self, peer: str, message: PinEnded) -> None:
+        """The source's headers after the transfer: unchanged versions prove what was read."""
+        part = self.open_parts.get(message.op)
+        source = part.sources.get(peer) if part is not None else None
+        if part is None or source is None or source.ended or source.transferring:
+            return
+        source.ended = True
+        part.bad.extend(message.bad)
+        wrong_there = {(b.group, b.shard, b.index) for b in message.bad}
+        versions: dict[tuple[int, int, int], bytes] = {}
+        for fetch, blob in zip(source.fetches, message.versions, strict=False):
+            for place, index in enumerate(fetch.objects.indices):
+                versions[fetch.objects.group, fetch.objects.shard, index] = blob[place * 8 : place * 8 + 8]
+        stood = []
+        for a in source.arriving:
+            key = (a.obj.group, a.obj.shard, a.index)
+            if a.fault is None and self.unchanged_at_source(a, versions.get(key, b"")):
+                stood.append(a)
+                continue
+            reason = a.fault or Reason.VERSION_CHANGED
+            if key not in wrong_there and a.fault is not None:
+                part.bad.append(BadCopy(source.holder, *key, reason, False))
+            self._arriving_failed(part, a, reason)
+        for a in stood:
+            self._arrived(part, a)
+        self._advance(part)
+
+    def unchanged_at_source(self, a: Arriving, version: bytes) -> bool:
+        """The source slot still bore the promised version after the last byte was read."""
+        return version == a.version and bool(version)
+
+    def _arrived(self, part: Part, a: Arriving) -> None:
+        books = self.ctx.books
+        books.seal(a.obj, a.checksum)
+        books.install(a.obj)
+        self.ctx.inflight.pop((a.obj.group, a.obj.shard, a.obj.digest), None)
+        self.ctx.counters["fetched_objects"] += 1
+        self._hold(part, a.index, a.obj)
+        part.digests[a.obj.slot] = a.landed or b""
+        part.awaited -= 1
+        self.ctx.arrived(a.obj, None)
+
+    def _arriving_failed(self, part: Part, a: Arriving, reason: Reason) -> None:
+        self.ctx.inflight.pop((a.obj.group, a.obj.shard, a.obj.digest), None)
+        if a.obj.state is State.FILLING:
+            self.ctx.books.give_up(a.obj)
+        part.awaited -= 1
+        self._refuse(part, reason, a.obj.group)
+        self.ctx.arrived(a.obj, reason)
+
+    def _source_failed(self, part: Part, source: Source, reason: Reason) -> None:
+        """Nothing of this source was or will be transferred."""
+        source.ended = True
+        for a in source.arriving:
+            self._arriving_failed(part, a, reason)
+        self._advance(part)
+
+    def _source_silent(self, part: Part, source: Source) -> None:
+        """No reply in time: the source counts as lost. A running transfer has its own deadline."""
+        if not source.ended and not source.transferring and self.open_parts.get(part.request.op) is part:
+            part.lost.append(source.holder)
+            self._source_failed(part, source, Reason.HOLDER_LOST)
+
+    def unreachable(self, peer: str, op: str) -> None:
+        part = self.open_parts.get(op)
+        source = part.sources.get(peer) if part is not None else None
+        if part is not None and source is not None:
+            self._source_silent(part, source)
+
+    # --- ready ---------------------------------------------------------------------------------
+
+    def _advance(self, part: Part) -> None:
+        if part.awaited or part.replied is not None:
+            return
+        if part.let_go:
+            self._forget(part)
+            return
+        if part.refused is None:
+            self._prove(part)
+        self._reply(part)
+
+    def _prove(self, part: Part) -> None:
+        request = part.request
+        result = prove(
+            self.ctx.model,
+            tokens=request.tokens,
+            n=request.prompt.n,
+            shards=request.shards,
+            revisions=request.revisions,
+            abis=request.abis,
+            held=part.held,
+            arena=self.ctx.arena,
+            digests=part.digests,
+        )
+        if isinstance(result, Proof):
+            part.proof = result
+            return
+        self._disproved(part, result)
+
+    def _disproved(self, part: Part, verdict: Verdict) -> None:
+        assert verdict.reason is not None
+        self.ctx.counters["validation_failures"] += 1
+        if verdict.reason is Reason.CHECKSUM_MISMATCH:
+            for (group, shard), objects in part.held.items():
+                for index, obj in objects.items():
+                    if part.digests.get(obj.slot, obj.checksum) != obj.checksum:
+                        self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH)
+                        part.bad.append(
+                            BadCopy(self.ctx.config.holder, group, shard, index, Reason.CHECKSUM_MISMATCH, False)
+                        )
+        elif verdict.reason is Reason.MISALIGNED:
+            key = (verdict.group, verdict.shard, verdict.index)
+            part.bad.append(BadCopy(self.ctx.config.holder, *key, Reason.MISALIGNED, False))
+        self._refuse(part, verdict.reason, verdict.group)
+
+    def _reply(self, part: Part) -> None:
+        ctx = self.ctx
+        stale = list(part.truth)
+        rooms: tuple[Room, ...] = ()
+        if part.refused is not None:
+            self._unpin(part)
+            prompt = part.request.prompt
+            stale.extend(ctx.books.columns(ctx.config.holder, ctx.incarnation, prompt, ctx.books.shards))
+            rooms = tuple(ctx.books.rooms(prompt))
+        part.replied = PartReply(
+            part.request.op,
+            part.refused,
+            part.group,
+            tuple(part.bad),
+            tuple(part.lost),
+            tuple(stale),
+            rooms,
+            tuple(part.moved_bytes.items()),
+        )
+        ctx.send(part.leader, part.replied)
+        if part.refused is not None:
+            self._forget(part)
+
+    # --- grant ---------------------------------------------------------------------------------
+
+    def grant(self, leader: str, message: PartGrant) -> None:
+        """Turn a ready share into a lease; refused where this holder may not grant (any more)."""
+        ctx = self.ctx
+        part = self.open_parts.get(message.op)
+        refused = self.grant_refusal(part)
+        if refused is not None or part is None or part.proof is None:
+            ctx.send(leader, PartGranted(message.op, refused or Reason.LEASE_EXPIRED, 0.0, 0, None))
+            return
+        record = ctx.leases.grant(
+            part.proof,
+            client=leader,
+            now=ctx.now,
+            lease_s=message.lease_s,
+            weights=ctx.weights,
+            tenant=part.request.prompt.tenant,
+            graph=message.graph,
+        )
+        ctx.books.touch(record.objects)
+        self._watch(record)
+        reply = PartGranted(
+            message.op,
+            None,
+            record.deadline_s,
+            record.lease,
+            part_of(record, ctx.config.holder, ctx.incarnation),
+        )
+        self.let_go(message.op)
+        ctx.send(leader, reply)
+
+    def _watch(self, record: LeaseRecord) -> None:
+        """End the lease once its grace is over; a renewed one is looked at again then.
+
+        An expired graph lease ends only by release: its process may replay the graph at any time.
+        """
+        ctx = self.ctx
+        due_s = record.deadline_s + grace_s(record.lease_s)
+
+        def over() -> None:
+            if ctx.leases.live.get(record.lease) is not record:
+                return
+            if ctx.now < record.deadline_s + grace_s(record.lease_s):
+                self._watch(record)
+            elif not record.graph:
+                ctx.counters["leases_expired"] += 1
+                ctx.leases.end(record.lease)
+
+        ctx.wake_at(due_s, over)
+
+    def grant_refusal(self, part: Part | None) -> Reason | None:
+        """Why a ready share may not become a lease at this moment."""
+        ctx = self.ctx
+        if part is None or part.let_go:
+            return Reason.LEASE_EXPIRED
+        if ctx.draining:
+            return Reason.DRAINING
+        if not ctx.may_grant:
+            return Reason.NOT_GRANTING
+        if part.request.prompt.weights in ctx.retired:
+            return Reason.WEIGHTS_MISMATCH
+        return None
+
+    def let_go(self, op: str) -> None:
+        """End a share; what is in flight still runs to its end."""
+        part = self.open_parts.get(op)
+        if part is None or part.let_go:
+            return
+        part.let_go = True
+        self._unpin(part)
+        if not part.awaited:
+            self._forget(part)
+
+    def _unpin(self, part: Part) -> None:
+        for obj in part.pinned:
+            self.ctx.books.unpin(obj)
+        part.pinned = []
+        part.held = {}
+
+    def _forget(self, part: Part) -> None:
+        self._unpin(part)
+        self.open_parts.pop(part.request.op, None)
+
+
+def _versions(fetch: Fetch) -> list[bytes]:
+    return [fetch.versions[i : i + 8] for i in range(0, len(fetch.versions), 8)]

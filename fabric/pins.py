@@ -1,0 +1,241 @@
+"""The pin desk: what a source promises a requester while its bytes are read.
+
+A pin names the exact slots, versions and checksums. It ends by PinEnd (which re-reads the headers,
+so that the requester learns whether anything changed) or by its own time, never by trust. A refusal
+carries the truth: this holder's columns of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .books import Obj, slot_run, split
+from .context import HolderContext
+from .disk import DiskDesk
+from .effects import DigestSlots
+from .kinds import Reason
+from .lifecycle import State
+from .messages import BadCopy, Column, Objects, PinEnd, PinEnded, PinReply, PinRequest, SourceRun
+from .passport import abi_refusal
+
+
+@dataclass(slots=True)
+class SourcePin:
+    """One requester's pins here, by the order of its request."""
+
+    peer: str
+    request: PinRequest
+    runs: list[list[tuple[int, Obj]]] = field(default_factory=list)
+    pinned: list[Obj] = field(default_factory=list)
+    awaited: int = 0
+    refused: Reason | None = None
+    bad: list[BadCopy] = field(default_factory=list)
+    ended: bool = False
+
+
+class PinDesk:
+    """All pins that other holders have at this one."""
+
+    def __init__(self, ctx: HolderContext, disk: DiskDesk) -> None:
+        self.ctx = ctx
+        self.disk = disk
+        self.open: dict[tuple[str, str], SourcePin] = {}
+        self._scrubs: dict[int, tuple[SourcePin, PinEnd, list[tuple[Objects, int, Obj]]]] = {}
+
+    def request(self, peer: str, message: PinRequest) -> None:
+        """Pin what is asked, restoring from the tier first where asked; or refuse with the truth."""
+        key = (peer, message.op)
+        if key in self.open:
+            self._reply(self.open[key])
+            return
+        pin = SourcePin(peer, message)
+        refused = self._refusal(message)
+        if refused is None:
+            refused = self._find(pin)
+        if refused is not None:
+            self._refuse(pin, refused)
+            return
+        if message.dry:
+            self.ctx.send(peer, PinReply(message.op, self.ctx.config.holder, self.ctx.incarnation, None, (), (), ()))
+            return
+        self.open[key] = pin
+        self.ctx.wake_at(self.ctx.now + message.ttl_s, lambda: self._drop(key, pin))
+        self._take(pin)
+
+    def _refusal(self, message: PinRequest) -> Reason | None:
+        if message.incarnation != self.ctx.incarnation:
+            return Reason.HOLDER_LOST
+        if message.prompt.weights in self.ctx.retired:
+            return Reason.WEIGHTS_MISMATCH
+        return None
+
+    def _find(self, pin: SourcePin) -> Reason | None:
+        """Fill the runs; the reason if any object is not here as it was asked for."""
+        message = pin.request
+        for objects in message.objects:
+            run = []
+            for index, digest in zip(objects.indices, split(objects.digests), strict=True):
+                obj = self.ctx.books.find(objects.group, objects.shard, digest)
+                if obj is None:
+                    return Reason.VERSION_CHANGED
+                revision = message.revisions[objects.group]
+                if obj.bad is not None or (revision is not None and obj.revision != revision):
+                    return obj.bad or Reason.VERSION_CHANGED
+                refusal = abi_refusal(obj.abi, message.abis[objects.group])
+                if refusal is not None:
+                    return refusal
+                if obj.state in (State.ON_TIER, State.RESTORING) and not message.restore:
+                    return Reason.RESTORE_PENDING
+                if obj.state is State.ON_TIER and self.disk.refused is not None:
+                    return self.disk.refused
+                run.append((index, obj))
+            pin.runs.append(run)
+        return None
+
+    def _take(self, pin: SourcePin) -> None:
+        """Pin what is in memory, start restoring the rest; reply once all stands."""
+        ctx = self.ctx
+        to_restore: list[Obj] = []
+        wants: dict[tuple[int, int], int] = {}
+        joined: list[Obj] = []
+        for run in pin.runs:
+            for _, obj in run:
+                if obj.state is State.ON_TIER:
+                    to_restore.append(obj)
+                    wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
+                elif obj.state is State.RESTORING:
+                    joined.append(obj)
+                else:
+                    ctx.books.pin(obj)
+                    pin.pinned.append(obj)
+        ctx.books.touch(pin.pinned)
+        if ctx.books.lacking(wants) is not None:
+            self._fail(pin, Reason.ADMISSION_LIMIT)
+            return
+        pin.awaited = len(to_restore) + len(joined)
+        index_of = {id(obj): (i, obj) for run in pin.runs for i, obj in run}
+
+        def stands(obj: Obj, refused: Reason | None) -> None:
+            pin.awaited -= 1
+            if pin.ended:
+                return
+            if refused is None:
+                ctx.books.pin(obj)
+                pin.pinned.append(obj)
+            else:
+                index, _ = index_of[id(obj)]
+                pin.bad.append(BadCopy(ctx.config.holder, obj.group, obj.shard, index, refused, True))
+                pin.refused = refused
+            if not pin.awaited:
+                self._settle(pin)
+
+        for obj in joined:
+            ctx.await_object(obj, stands)
+        for obj in to_restore:
+            ctx.await_object(obj, stands)
+        self.disk.restore(to_restore)
+        if not pin.awaited:
+            self._settle(pin)
+
+    def _settle(self, pin: SourcePin) -> None:
+        if pin.refused is not None:
+            self._fail(pin, pin.refused)
+        else:
+            self._reply(pin)
+
+    def _fail(self, pin: SourcePin, refused: Reason) -> None:
+        self.open.pop((pin.peer, pin.request.op), None)
+        self._release(pin)
+        self._refuse(pin, refused)
+
+    def _refuse(self, pin: SourcePin, refused: Reason) -> None:
+        ctx = self.ctx
+        truth: tuple[Column, ...] = ()
+        if refused is not Reason.HOLDER_LOST:
+            truth = tuple(ctx.books.columns(ctx.config.holder, ctx.incarnation, pin.request.prompt, ctx.books.shards))
+        ctx.send(
+            pin.peer,
+            PinReply(pin.request.op, ctx.config.holder, ctx.incarnation, refused, (), truth, tuple(pin.bad)),
+        )
+
+    def _reply(self, pin: SourcePin) -> None:
+        if pin.awaited:
+            return
+        ctx = self.ctx
+        runs = []
+        for objects, run in zip(pin.request.objects, pin.runs, strict=True):
+            pinned = [obj for _, obj in run]
+            runs.append(
+                SourceRun(
+                    slot_run(objects.group, objects.shard, [i for i, _ in run], pinned),
+                    tuple(obj.length for obj in pinned),
+                    b"".join(obj.checksum for obj in pinned),
+                    tuple(obj.revision for obj in pinned),
+                    tuple(obj.abi for obj in pinned),
+                    tuple(obj.position for obj in pinned),
+                )
+            )
+        ctx.send(pin.peer, PinReply(pin.request.op, ctx.config.holder, ctx.incarnation, None, tuple(runs), (), ()))
+
+    # --- end -----------------------------------------------------------------------------------
+
+    def end(self, peer: str, message: PinEnd) -> None:
+        """Tell each pinned slot's version now, digest the suspects, let go."""
+        pin = self.open.get((peer, message.op))
+        if pin is None:
+            self.ctx.send(peer, PinEnded(message.op, self.ctx.config.holder, (), ()))
+            return
+        suspects = []
+        at = {
+            (o.group, o.shard, i): obj for o, run in zip(pin.request.objects, pin.runs, strict=True) for i, obj in run
+        }
+        for objects in message.suspect:
+            for index in objects.indices:
+                obj = at.get((objects.group, objects.shard, index))
+                if obj is not None:
+                    suspects.append((objects, index, obj))
+        if suspects:
+            token = self.ctx.number()
+            self._scrubs[token] = (pin, message, suspects)
+            self.ctx.do(DigestSlots(token, tuple(obj.slot for _, _, obj in suspects)))
+            return
+        self._ended(pin, [])
+
+    def digested(self, token: int, checksums: tuple[bytes, ...]) -> bool:
+        """The suspects' bytes as they lie here: a copy that is wrong at its source is marked so."""
+        entry = self._scrubs.pop(token, None)
+        if entry is None:
+            return False
+        pin, _, suspects = entry
+        bad = []
+        for (objects, index, obj), checksum in zip(suspects, checksums, strict=True):
+            if obj.slot >= 0 and checksum != obj.checksum:
+                self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH)
+                bad.append(
+                    BadCopy(
+                        self.ctx.config.holder, objects.group, objects.shard, index, Reason.CHECKSUM_MISMATCH, False
+                    )
+                )
+        if not pin.ended:
+            self._ended(pin, bad)
+        return True
+
+    def _ended(self, pin: SourcePin, bad: list[BadCopy]) -> None:
+        arena = self.ctx.arena
+        versions = tuple(b"".join(arena.version(obj.slot).to_bytes(8, "little") for _, obj in run) for run in pin.runs)
+        self.ctx.send(pin.peer, PinEnded(pin.request.op, self.ctx.config.holder, versions, tuple(bad)))
+        self.open.pop((pin.peer, pin.request.op), None)
+        self._release(pin)
+
+    def _drop(self, key: tuple[str, str], pin: SourcePin) -> None:
+        """The requester never came back: its time is over."""
+        if self.open.get(key) is pin:
+            del self.open[key]
+            self.ctx.counters["pins_expired"] += 1
+            self._release(pin)
+
+    def _release(self, pin: SourcePin) -> None:
+        pin.ended = True
+        for obj in pin.pinned:
+            self.ctx.books.unpin(obj)
+        pin.pinned = []

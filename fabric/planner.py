@@ -1,0 +1,311 @@
+"""The planner: what a leader knows of a prompt, eroded over all holders, and where to fetch from.
+
+Columns are hints until a holder has pinned: every refusal brings fresh columns, which replace the
+stale ones here, and the same erosion runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .books import split
+from .evidence import Blocked, GroupEvidence
+from .kinds import Form, ObjectKind, Reason
+from .messages import BadCopy, Column, Fetch, Objects, Prompt, Room
+from .model import ModelSpec
+from .passport import Abi, abi_refusal
+from .rules import needs
+
+TRANSPORT_FAULTS = frozenset({Reason.TRANSFER_FAILED, Reason.RESTORE_FAILED})
+"""Reasons a copy gets from trying to move it: the rules allowed it, the transport did not."""
+
+
+@dataclass(slots=True)
+class PartPlan:
+    """One reader holder's share of a plan: objects it has, and objects to fetch by source."""
+
+    holder: str
+    shards: tuple[int, ...]
+    local: list[Objects] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class View:
+    """All a leader knows of one prompt. ``readers``: the holder of each shard (rank)."""
+
+    model: ModelSpec
+    prompt: Prompt
+    abis: tuple[Abi, ...]
+    readers: tuple[str, ...]
+    columns: dict[tuple[str, int, int], Column] = field(default_factory=dict)
+    rooms: dict[tuple[str, int, int], Room] = field(default_factory=dict)
+    unreachable: set[str] = field(default_factory=set)
+    bad: dict[tuple[str, int, int], dict[tuple[Reason, bool], int]] = field(default_factory=dict)
+    evicted: dict[int, int] = field(default_factory=dict)
+    directory_known: bool = True
+
+    def learn(self, holder: str, columns: Iterable[Column]) -> None:
+        """Replace everything known of one holder by what it says itself."""
+        for key in [k for k in self.columns if k[0] == holder]:
+            del self.columns[key]
+        for column in columns:
+            self.columns[holder, column.group, column.shard] = column
+
+    def mark_bad(self, bad: BadCopy) -> None:
+        """One copy cannot be used for this request."""
+        reasons = self.bad.setdefault((bad.holder, bad.group, bad.shard), {})
+        key = (bad.reason, bad.from_tier)
+        reasons[key] = reasons.get(key, 0) | 1 << bad.index
+
+    def learn_room(self, holder: str, rooms: Iterable[Room]) -> None:
+        for room in rooms:
+            self.rooms[holder, room.group, room.shard] = room
+
+    # --- evidence ------------------------------------------------------------------------------
+
+    def evidence(self, *, tiers: bool = True, transport: bool = True) -> list[GroupEvidence]:
+        """What the rule engine erodes. Without ``tiers``, what lies on a tier only is pending;
+        without ``transport``, failures to move bytes are left out of account.
+        """
+        return [self._group_evidence(g, tiers, transport) for g in range(len(self.model.groups))]
+
+    def _group_evidence(self, group: int, tiers: bool, transport: bool) -> GroupEvidence:
+        spec = self.model.groups[group]
+        blocked: dict[tuple[Reason, bool], int] = {}
+        matched = 0
+        by_shard: list[dict[int, int]] = []
+        for shard in range(self.model.shards):
+            usable: dict[int, int] = {}
+            for column in self._columns_of(group, shard):
+                matched |= column.memory | column.tier
+                for _, _, bits in column.bad:
+                    matched |= bits
+                for revision, bits in self._usable_copy(column, blocked, tiers, transport).items():
+                    usable[revision] = usable.get(revision, 0) | bits
+            by_shard.append(usable)
+        everywhere = by_shard[0]
+        if self.model.shards > 1:
+            everywhere, partly = _on_all_shards(by_shard)
+            if spec.form is Form.BLOCKS and partly:
+                blocked[Reason.BLOCK_INCOMPLETE, False] = partly
+        entries = [Blocked(reason, bits, from_tier) for (reason, from_tier), bits in blocked.items() if bits]
+        if spec.kind is ObjectKind.COMPRESSED_HISTORY and spec.form is Form.BLOCKS and self.evicted.get(group):
+            entries.append(Blocked(Reason.EVICTED, self.evicted[group] & ~matched))
+        if not self.directory_known:
+            every = (1 << (self.prompt.n // spec.unit_tokens)) - 1
+            entries.append(Blocked(Reason.DIRECTORY_UNAVAILABLE, every & ~matched))
+        entries.sort(key=lambda entry: _PRECEDENCE[entry.reason])
+        return GroupEvidence({r: b for r, b in everywhere.items() if b}, matched, tuple(entries))
+
+    def _columns_of(self, group: int, shard: int) -> Iterator[Column]:
+        for (_, g, s), column in self.columns.items():
+            if g == group and s == shard:
+                yield column
+
+    def _usable_copy(
+        self, column: Column, blocked: dict[tuple[Reason, bool], int], tiers: bool, transport: bool
+    ) -> dict[int, int]:
+        """Usable bits of one copy by revision; adds why the rest is not to ``blocked``."""
+
+        def block(reason: Reason, bits: int) -> None:
+            for from_tier, part in ((True, bits & column.tier), (False, bits & ~column.tier)):
+                if part:
+                    blocked[reason, from_tier] = blocked.get((reason, from_tier), 0) | part
+
+        ok = column.memory | column.tier
+        for reason, from_tier, bits in column.bad:
+            blocked[reason, from_tier] = blocked.get((reason, from_tier), 0) | bits
+        for (reason, from_tier), bits in self.bad.get((column.holder, column.group, column.shard), {}).items():
+            if not transport and reason in TRANSPORT_FAULTS:
+                continue
+            blocked[reason, from_tier] = blocked.get((reason, from_tier), 0) | bits
+            ok &= ~bits
+        reader = self.abis[column.group]
+        for abi, bits in column.abis:
+            refusal = abi_refusal(abi, reader)
+            if refusal is not None:
+                block(refusal, bits & ok)
+                ok &= ~bits
+        if column.holder in self.unreachable:
+            block(Reason.HOLDER_LOST, ok)
+            return {}
+        if not tiers:
+            block(Reason.RESTORE_PENDING, ok & column.tier)
+            ok &= ~column.tier
+        return {revision: bits & ok for revision, bits in column.revisions.items() if bits & ok}
+
+    # --- sources -------------------------------------------------------------------------------
+
+    def wanted(self, tokens: int) -> dict[int, int]:
+        """Per group, the bits of the objects a resume at ``tokens`` needs."""
+        wanted = {}
+        for group, ranges in enumerate(needs(self.model, tokens)):
+            bits = 0
+            for r in ranges:
+                bits |= ((1 << len(r)) - 1) << r.start
+            if bits:
+                wanted[group] = bits
+        return wanted
+
+    def lacking_room(self, tokens: int, *, whole_pool: bool = False) -> int | None:
+        """The first group whose pool at some reader has no room for ``tokens``; None if all have.
+
+        ``whole_pool``: whether the pool could ever hold it, however long one waits.
+        """
+        for group, bits in self.wanted(tokens).items():
+            for shard in range(self.model.shards):
+                room = self.rooms.get((self.readers[shard], group, shard))
+                if room is None:
+                    return group
+                if whole_pool:
+                    if bits.bit_count() > room.pool_slots:
+                        return group
+                elif (bits & ~room.pinned).bit_count() > room.slots:
+                    return group
+        return None
+
+    def plan(self, tokens: int, revisions: Sequence[int | None]) -> list[PartPlan]:
+        """Where each reader takes each object from: its own memory, other memory, tiers last.
+
+        Raises KeyError for nothing: callers plan only positions that :meth:`evidence` can serve.
+        """
+        digests = {unit: split(blob) for unit, blob in self.prompt.keys}
+        wanted = self.wanted(tokens)
+        parts = []
+        for holder in sorted(set(self.readers)):
+            shards = tuple(s for s in range(self.model.shards) if self.readers[s] == holder)
+            part = PartPlan(holder, shards)
+            open_bits = {(g, s): bits for g, bits in wanted.items() for s in shards}
+            self._take_local(part, open_bits, revisions, digests, memory=True)
+            self._take_remote(part, open_bits, revisions, digests, memory=True)
+            self._take_local(part, open_bits, revisions, digests, memory=False)
+            self._take_remote(part, open_bits, revisions, digests, memory=False)
+            parts.append(part)
+        return parts
+
+    def _bits_of(self, column: Column, revision: int | None, memory: bool) -> int:
+        usable = self._usable_copy(column, {}, True, True)
+        bits = 0
+        for r, b in usable.items():
+            if revision is None or r == revision:
+                bits |= b
+        return bits & (column.memory if memory else column.tier)
+
+    def _take_local(
+        self,
+        part: PartPlan,
+        open_bits: dict[tuple[int, int], int],
+        revisions: Sequence[int | None],
+        digests: dict[int, list[bytes]],
+        *,
+        memory: bool,
+    ) -> None:
+        for (group, shard), bits in open_bits.items():
+            column = self.columns.get((part.holder, group, shard))
+            if column is None or not bits:
+                continue
+            take = bits & self._bits_of(column, revisions[group], memory)
+            if take:
+                open_bits[group, shard] = bits & ~take
+                part.local.append(self._objects(group, shard, take, digests))
+
+    def _take_remote(
+        self,
+        part: PartPlan,
+        open_bits: dict[tuple[int, int], int],
+        revisions: Sequence[int | None],
+        digests: dict[int, list[bytes]],
+        *,
+        memory: bool,
+    ) -> None:
+        offers: dict[str, dict[tuple[int, int], int]] = {}
+        for (holder, group, shard), column in self.columns.items():
+            bits = open_bits.get((group, shard), 0)
+            if holder == part.holder or not bits:
+                continue
+            take = bits & self._bits_of(column, revisions[group], memory)
+            if take:
+                offers.setdefault(holder, {})[group, shard] = take
+        ranked = sorted(offers, key=lambda h: (-sum(b.bit_count() for b in offers[h].values()), h))
+        for holder in ranked:
+            for (group, shard), offered in offers[holder].items():
+                take = offered & open_bits[group, shard]
+                if not take:
+                    continue
+                open_bits[group, shard] &= ~take
+                column = self.columns[holder, group, shard]
+                part.fetches.append(
+                    Fetch(
+                        holder,
+                        column.incarnation,
+                        self._objects(group, shard, take, digests),
+                        versions_of(column, take),
+                    )
+                )
+
+    def _objects(self, group: int, shard: int, bits: int, digests: dict[int, list[bytes]]) -> Objects:
+        keys = digests[self.model.groups[group].unit_tokens]
+        indices = tuple(indices_of(bits))
+        return Objects(group, shard, indices, b"".join(keys[i] for i in indices))
+
+
+_PRECEDENCE = {
+    reason: place
+    for place, reason in enumerate(
+        (
+            Reason.CHECKSUM_MISMATCH,
+            Reason.MISALIGNED,
+            Reason.TRANSFER_FAILED,
+            Reason.RESTORE_FAILED,
+            Reason.DISK_UNAVAILABLE,
+            Reason.DISK_FULL,
+            Reason.QUARANTINED,
+            Reason.ABI_MISMATCH,
+            Reason.HOLDER_LOST,
+            Reason.RESTORE_PENDING,
+            Reason.BLOCK_INCOMPLETE,
+            Reason.EVICTED,
+            Reason.DIRECTORY_UNAVAILABLE,
+        )
+    )
+}
+"""Where several reasons hold of one object, the most particular one speaks."""
+
+
+def indices_of(bits: int) -> Iterator[int]:
+    """The set bits of a bitmap, ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def versions_of(column: Column, bits: int) -> bytes:
+    """Versions (uint64 each) of ``bits`` of a column's memory; zero where it lies on a tier."""
+    out = []
+    at = {index: place for place, index in enumerate(indices_of(column.memory))}
+    for index in indices_of(bits):
+        place = at.get(index)
+        out.append(bytes(8) if place is None else column.versions[place * 8 : place * 8 + 8])
+    return b"".join(out)
+
+
+def _on_all_shards(by_shard: list[dict[int, int]]) -> tuple[dict[int, int], int]:
+    """Bits usable in one revision on every shard, and bits usable on some shards only."""
+    revisions = set(by_shard[0]).intersection(*by_shard[1:])
+    everywhere = {}
+    for revision in revisions:
+        bits = by_shard[0][revision]
+        for usable in by_shard[1:]:
+            bits &= usable[revision]
+        everywhere[revision] = bits
+    somewhere, on_each = 0, -1
+    for usable in by_shard:
+        bits = 0
+        for part in usable.values():
+            bits |= part
+        somewhere |= bits
+        on_each &= bits
+    return everywhere, somewhere & ~on_each

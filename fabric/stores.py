@@ -1,0 +1,228 @@
+"""The store desk: write attempts. begin (all or nothing) -> write in place -> commit -> visible.
+
+    begun --commit--> visible          a later begin of any of its objects: begun -> superseded
+    begun --abort---> quarantined --quiet--> gone
+    superseded --commit--> refused (attempt_superseded), slots freed: its writer has finished
+    begun or superseded, writer's connection closed or attempt too old: as abort, quiet at once if
+    the writer is proven gone
+
+A growing request (``retire``) makes its new objects visible and retires what they outdate in one
+step, so another acquire sees all of it or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .books import Obj, slot_run, split
+from .context import HolderContext, Recent
+from .kinds import Reason
+from .lifecycle import State
+from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
+
+CHECKSUM_BYTES = 16
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One write attempt and its objects, in the order begun."""
+
+    number: int
+    request: str
+    client: str
+    objects: list[Obj]
+    retire: tuple[Objects, ...]
+    weights: bytes
+    expires_s: float
+    superseded: bool = False
+
+
+class StoreDesk:
+    """All open write attempts of one holder."""
+
+    def __init__(self, ctx: HolderContext) -> None:
+        self.ctx = ctx
+        self.attempts: dict[int, Attempt] = {}
+        self.aborted: dict[int, tuple[str, list[Obj]]] = {}
+        self._open: dict[tuple[int, int, bytes], int] = {}
+        self._recent = Recent(ctx.config.answers_kept)
+
+    # --- begin ---------------------------------------------------------------------------------
+
+    def begin(self, client: str, message: StoreBegin) -> None:
+        known = self._recent.get(message.request)
+        if known is None:
+            known = self._begin(client, message)
+            self._recent.put(message.request, known)
+        self.ctx.send(client, known)
+
+    def _begin(self, client: str, message: StoreBegin) -> StoreBegun:
+        ctx = self.ctx
+        refusal = self._refusal(message)
+        if refusal is not None:
+            return StoreBegun(message.request, 0, (), refusal, "")
+        by_item, kept = self._fresh_objects(message)
+        fresh = [obj for run in by_item for obj, _ in run]
+        wants: dict[tuple[int, int], int] = {}
+        for obj in fresh:
+            wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
+        for obj in kept:
+            ctx.books.pin(obj)
+        lacking = ctx.books.lacking(wants)
+        number = ctx.number()
+        if lacking is None:
+            for obj in fresh:
+                ctx.books.reserve(obj)
+                self._supersede(obj, number)
+        for obj in kept:
+            ctx.books.unpin(obj)
+        if lacking is not None:
+            ctx.counters["admission_refusals"] += 1
+            group = ctx.model.groups[lacking[0]].name
+            return StoreBegun(message.request, 0, (), Reason.ADMISSION_LIMIT, group)
+        expires_s = ctx.now + ctx.config.attempt_ttl_s
+        self.attempts[number] = Attempt(
+            number, message.request, client, fresh, message.retire, message.prompt.weights, expires_s
+        )
+        ctx.wake_at(expires_s, lambda: self._expire(number))
+        runs = tuple(
+            slot_run(item.objects.group, item.objects.shard, [i for _, i in run], [obj for obj, _ in run])
+            for item, run in zip(message.items, by_item, strict=True)
+        )
+        return StoreBegun(message.request, number, runs, None, "")
+
+    def _refusal(self, message: StoreBegin) -> Reason | None:
+        ctx = self.ctx
+        if message.prompt.weights in ctx.retired:
+            return Reason.WEIGHTS_MISMATCH
+        if ctx.draining:
+            return Reason.DRAINING
+        if len(self.attempts) >= ctx.config.attempts_max:
+            return Reason.QUOTA
+        return None
+
+    def _fresh_objects(self, message: StoreBegin) -> tuple[list[list[tuple[Obj, int]]], list[Obj]]:
+        """For each item the objects to write, with their indices; and the objects to leave alone."""
+        ctx = self.ctx
+        by_item: list[list[tuple[Obj, int]]] = []
+        kept: list[Obj] = []
+        prompt = message.prompt
+        for item in message.items:
+            spec = ctx.model.groups[item.objects.group]
+            fresh: list[tuple[Obj, int]] = []
+            by_item.append(fresh)
+            if item.objects.shard not in ctx.books.shards:
+                continue
+            for index, digest in zip(item.objects.indices, split(item.objects.digests), strict=True):
+                there = ctx.books.find(item.objects.group, item.objects.shard, digest)
+                if there is not None and not message.replace and _same_content(there, item.revision, item.abi):
+                    if there.state is State.SEALED:
+                        kept.append(there)
+                    continue
+                obj = Obj(
+                    spec.kind,
+                    item.objects.group,
+                    item.objects.shard,
+                    digest,
+                    (index + 1) * spec.unit_tokens,
+                    prompt.namespace,
+                    prompt.weights,
+                    prompt.tenant,
+                    item.revision,
+                    item.length,
+                    item.abi,
+                )
+                fresh.append((obj, index))
+        return by_item, kept
+
+    def _supersede(self, obj: Obj, number: int) -> None:
+        key = (obj.group, obj.shard, obj.digest)
+        earlier = self._open.get(key)
+        if earlier is not None and earlier in self.attempts:
+            self.attempts[earlier].superseded = True
+        self._open[key] = number
+
+    # --- commit, abort -------------------------------------------------------------------------
+
+    def commit(self, client: str, message: StoreCommit) -> None:
+        known = self._recent.get(message.request)
+        if known is None:
+            known = self._commit(message)
+            self._recent.put(message.request, known)
+        self.ctx.send(client, known)
+
+    def _commit(self, message: StoreCommit) -> Done:
+        ctx = self.ctx
+        attempt = self.attempts.get(message.attempt)
+        if attempt is None:
+            return Done(message.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open")
+        if len(message.checksums) != CHECKSUM_BYTES * len(attempt.objects):
+            return Done(message.request, Reason.CHECKSUM_MISMATCH, "one checksum an object is needed")
+        self._close(attempt)
+        refused = self.commit_refusal(attempt)
+        if refused is not None:
+            for obj in attempt.objects:
+                ctx.books.give_up(obj)
+            return Done(message.request, refused, "")
+        for i, obj in enumerate(attempt.objects):
+            ctx.books.seal(obj, message.checksums[i * CHECKSUM_BYTES : (i + 1) * CHECKSUM_BYTES])
+        ctx.books.touch(attempt.objects)
+        for old in list(ctx.books.find_all(attempt.retire)):
+            ctx.books.retire(old)
+        for obj in attempt.objects:
+            ctx.books.install(obj)
+        ctx.counters["stored_objects"] += len(attempt.objects)
+        return Done(message.request, None, "")
+
+    def commit_refusal(self, attempt: Attempt) -> Reason | None:
+        """Why an attempt may not become visible: newer weights, or a later attempt at its content."""
+        if attempt.weights in self.ctx.retired:
+            return Reason.WEIGHTS_MISMATCH
+        if attempt.superseded:
+            return Reason.ATTEMPT_SUPERSEDED
+        return None
+
+    def abort(self, client: str, message: StoreAbort) -> None:
+        attempt = self.attempts.get(message.attempt)
+        if attempt is not None:
+            self._quarantine(attempt)
+        self.ctx.send(client, Done(message.request, None, ""))
+
+    def quiet(self, client: str, message: StoreQuiet) -> None:
+        self._quiet(message.attempt)
+        self.ctx.send(client, Done(message.request, None, ""))
+
+    def client_gone(self, client: str) -> None:
+        """The writer's process ended or let go of its mapping: nothing writes any more."""
+        for attempt in [a for a in self.attempts.values() if a.client == client]:
+            self._quarantine(attempt)
+        for number in [n for n, (owner, _) in self.aborted.items() if owner == client]:
+            self._quiet(number)
+
+    def _expire(self, number: int) -> None:
+        attempt = self.attempts.get(number)
+        if attempt is not None:
+            self.ctx.counters["attempts_expired"] += 1
+            self._quarantine(attempt)
+
+    def _quarantine(self, attempt: Attempt) -> None:
+        self._close(attempt)
+        for obj in attempt.objects:
+            self.ctx.books.quarantine(obj)
+        self.aborted[attempt.number] = (attempt.client, attempt.objects)
+
+    def _quiet(self, number: int) -> None:
+        _, objects = self.aborted.pop(number, ("", []))
+        for obj in objects:
+            self.ctx.books.quiet(obj)
+
+    def _close(self, attempt: Attempt) -> None:
+        del self.attempts[attempt.number]
+        for obj in attempt.objects:
+            key = (obj.group, obj.shard, obj.digest)
+            if self._open.get(key) == attempt.number:
+                del self._open[key]
+
+
+def _same_content(there: Obj, revision: int, abi: object) -> bool:
+    return there.bad is None and there.revision == revision and there.abi == abi
