@@ -40,7 +40,7 @@ def runs(bits: int, width: int) -> int:
 
 def octets_of(bits: int, count: int) -> NDArray[np.uint8]:
     """The first `count` bits as bytes, the lowest bit first; what lies behind `count` is undefined."""
-    length = -(-count // 8)
+    length = max(1, -(-count // 8))
     if bits.bit_length() > 8 * length:
         bits &= ones(8 * length)
     return np.frombuffer(bits.to_bytes(length, "little"), np.uint8)

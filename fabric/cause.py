@@ -30,6 +30,7 @@ from .erosion import (
     any_revision,
     erosion_of,
     hash_tokens,
+    holds,
     present,
     revisions_of,
     top_position,
@@ -37,7 +38,7 @@ from .erosion import (
 from .evidence import GroupEvidence
 from .kinds import INVALIDATING_REASONS, Cause, ObjectKind, Reason, Status, cause_of
 from .model import ModelSpec
-from .needs import Rules, rules_of
+from .needs import GroupRule, Rules, rules_of
 
 _ABSENT: dict[ObjectKind, Reason] = {
     ObjectKind.COMPRESSED_HISTORY: Reason.NOT_STORED,
@@ -113,7 +114,8 @@ class Table:
         ]
 
     def _serve(self, group: int, bits: int) -> int:
-        return self.erosion.groups[group].serve(present(self.rules.groups[group], bits, self.n), self.top)
+        bits = present(self.rules.groups[group], bits, self.n)
+        return self.erosion.groups[group].serve(bits, self.top, self.rules.grid)
 
     def bits(self, group: int, revision: int | None) -> int:
         """The group's usable objects within the prompt, in a revision or (None) in any."""
@@ -130,10 +132,13 @@ class Table:
         elsewhere = self.bits(member, None)
         span = ones((self.top * self.rules.grid + self.rules.past) // self.rules.groups[member].unit + 1)
         uncontradicted = [
-            served & self.erosion.groups[member].serve(span & ~elsewhere | self.bits(member, r), self.top)
+            served
+            & self.erosion.groups[member].serve(span & ~elsewhere | self.bits(member, r), self.top, self.rules.grid)
             for served, r in zip(others, self.revisions[f], strict=True)
         ]
-        idle = _both([self.erosion.groups[i].serve(0, self.top) for i in family if i != member], self.mask)
+        idle = _both(
+            [self.erosion.groups[i].serve(0, self.top, self.rules.grid) for i in family if i != member], self.mask
+        )
         return uncontradicted, idle
 
 
@@ -210,7 +215,7 @@ def _reason(table: Table, group: int, revision: int | None, p: int) -> tuple[Rea
     """Why the first object that the group needs at p, and lacks, is not usable."""
     rule, held = table.rules.groups[group], table.evidence[group]
     bits = table.bits(group, revision)
-    for needed in rule.ranges(p, table.rules.past if not rule.state else 0):
+    for needed in rule.ranges(p, rule.past):
         missing = ones(len(needed)) & ~(bits >> needed.start)
         if not missing:
             continue
@@ -273,8 +278,10 @@ def resolve(
     k = served.bit_length() - 1
     tokens = k * rules.grid
     cut = cut_of(table, promised)
+    lost = _lost_to_alignment(table, k)
     if cut is None:
-        return Resolution(tokens, promised, _chosen(table, k), Status.FULL_HIT if tokens else Status.MISS)
+        status = Status.FULL_HIT if tokens else Status.MISS
+        return Resolution(tokens, promised, _chosen(table, k), status, tokens_lost_to_alignment=lost)
     invalid = tokens == 0 and cut.cause.reason in INVALIDATING_REASONS
     return Resolution(
         tokens,
@@ -283,6 +290,7 @@ def resolve(
         Status.INVALID if invalid else Status.PARTIAL_HIT,
         cut.cause,
         cut.groups[1:],
+        lost,
     )
 
 
@@ -296,6 +304,53 @@ def _chosen(table: Table, k: int) -> tuple[int | None, ...]:
                 if rule.ranges(k * table.rules.grid, rule.past):
                     chosen[i] = revision
     return tuple(chosen)
+
+
+def _lost_to_alignment(table: Table, k: int) -> int:
+    """Tokens from grid position k to the longest resume before the next one that only the grid forbids."""
+    rules = table.rules
+    start, step = k * rules.grid, rules.finest
+    if step >= rules.grid:
+        return 0
+    matched = max(
+        present(rule, held.matched, table.n).bit_length() * rule.unit
+        for rule, held in zip(rules.groups, table.evidence, strict=True)
+    )
+    end = min(start + rules.grid - 1, table.n - 1 - rules.past, matched)
+    for i, reach in table.erosion.reaches:
+        family = rules.family_of[i]
+        revisions: Sequence[int | None] = (None,) if family is None else table.revisions[family]
+        end = min(end, max(reach(table.bits(i, revision)) for revision in revisions))
+    for i in table.erosion.anchors:
+        if not rules.groups[i].prefix:
+            unit = rules.groups[i].unit
+            end = min(end, (table.bits(i, None) & ones(-(-end // unit))).bit_length() * unit)
+    choices = _choices(table)
+    for p in range(end - end % step, start, -step):
+        refused = next((at for at, choice in enumerate(choices) if not _any_serves(choice, p)), None)
+        if refused is None:
+            return p - start
+        # What refuses one position mostly refuses the next one too.
+        choices.insert(0, choices.pop(refused))
+    return 0
+
+
+_Held = list[tuple[GroupRule, int]]
+"""Rules with the bits they are asked of, in one revision."""
+
+
+def _choices(table: Table) -> list[list[_Held]]:
+    """Per window and per family the revisions to choose from, the cheaper rules of a family first."""
+    rules = table.rules
+    choices = [[[(rules.groups[i], table.bits(i, None))]] for i in rules.windows]
+    for family, revisions in zip(rules.families, table.revisions, strict=True):
+        members = sorted(family, key=lambda i: rules.groups[i].prefix)
+        choices.append([[(rules.groups[i], table.bits(i, r)) for i in members] for r in revisions])
+    return choices
+
+
+def _any_serves(choice: list[_Held], p: int) -> bool:
+    return any(all(holds(bits, rule.ranges(p, rule.past)) for rule, bits in held) for held in choice)
 
 
 def _resolved(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int) -> tuple[Table, int]:

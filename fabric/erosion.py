@@ -25,7 +25,7 @@ from .model import ModelSpec
 from .needs import GroupRule, PerModel, Rules, needs_past, rules_of
 
 Reach = Callable[[int], int]
-"""bits of one group -> the last grid position that its leading objects allow (below 0: none)."""
+"""bits of one group -> the last token position that its leading objects allow (below 0: none)."""
 
 Tokens = TypeVar("Tokens", int, NDArray[np.int64])
 
@@ -51,12 +51,12 @@ class GroupErosion:
     reach: Reach | None
     run: Run | None
 
-    def serve(self, bits: int, top: int) -> int:
+    def serve(self, bits: int, top: int, grid: int) -> int:
         """Bitmap over grid positions 0..top; bit 0 is always set."""
         if top <= 0:
             return 1
         if self.reach is not None:
-            top = min(top, max(0, self.reach(bits)))
+            top = min(top, max(0, self.reach(bits) // grid))
         return ones(top + 1) if self.run is None else self.run.erode(bits, 0, top) & ones(top + 1) | 1
 
 
@@ -65,12 +65,12 @@ def group_erosion(rule: GroupRule, grid: int) -> GroupErosion:
     if rule.state:
         return GroupErosion(None, _snapshots(rule, grid))
     # Whether the blocks behind p go on from where the compressed ones end.
-    joined = rule.prefix and rule.lag == 0 and (rule.unit % rule.ratio == 0 or grid % rule.ratio == 0)
+    joined = rule.prefix and rule.lag == 0 and rule.unit % rule.ratio == 0
     reach: Reach | None = None
     if rule.prefix:
-        reach = _reach_behind(rule, grid) if joined and rule.past else _reach(rule, grid)
+        reach = _reach_behind(rule) if joined and rule.past else _reach(rule)
     elif rule.sink:
-        reach = _reach_of_sinks(rule, grid)
+        reach = _reach_of_sinks(rule)
     if rule.past == 0 and (rule.prefix or not _ever_runs(rule, grid)):
         return GroupErosion(reach, None)
     if joined:
@@ -86,7 +86,7 @@ def _ever_runs(rule: GroupRule, grid: int) -> bool:
     return bool(rule.overlap or rule.lag or grid % rule.ratio)
 
 
-def _reach(rule: GroupRule, grid: int) -> Reach:
+def _reach(rule: GroupRule) -> Reach:
     """The compressed count may not pass the first missing block.
 
     Positions up to ratio - 1 (and lag) past an entry's end have the same compressed count as it.
@@ -95,25 +95,25 @@ def _reach(rule: GroupRule, grid: int) -> Reach:
 
     def reach(bits: int) -> int:
         held = leading(bits) * unit
-        return (held - held % ratio + slack) // grid
+        return held - held % ratio + slack
 
     return reach
 
 
-def _reach_behind(rule: GroupRule, grid: int) -> Reach:
+def _reach_behind(rule: GroupRule) -> Reach:
     """A speculative reader of history without lag: the blocks behind p go on from the compressed ones."""
     unit, past = rule.unit, rule.past
-    return lambda bits: (leading(bits) * unit - past) // grid
+    return lambda bits: leading(bits) * unit - past
 
 
-def _reach_of_sinks(rule: GroupRule, grid: int) -> Reach:
+def _reach_of_sinks(rule: GroupRule) -> Reach:
     """Until all sinks are there, a position needs them up to itself."""
     unit, sink = rule.unit, rule.sink
     whole = ones(-(-sink // unit))
 
     def reach(bits: int) -> int:
         # Past any prompt: sinks that are there limit nothing.
-        return 1 << 62 if bits & whole == whole else leading(bits) * unit // grid
+        return 1 << 62 if bits & whole == whole else leading(bits) * unit
 
     return reach
 
@@ -192,14 +192,15 @@ class Erosion:
     """A model's rules with the erosion of each group: what the questions below share.
 
     ``reaches`` and ``runs`` are the same conditions sorted for the case that every family is held
-    in one revision: (unit, reach, group), and a run with all the groups of its shape.
+    in one revision: (group, reach), and a run with all the groups of its shape.
     """
 
     def __init__(self, model: ModelSpec) -> None:
         rules = rules_of(model)
         self.rules: Rules = rules
         self.groups = tuple(group_erosion(rule, rules.grid) for rule in rules.groups)
-        self.anchored = any(_anchored(rule, rules.grid) for rule in rules.groups)
+        self.anchors = tuple(i for i, rule in enumerate(rules.groups) if _anchors(rule, rules.grid))
+        self.anchored = bool(self.anchors)
         self.reaches = tuple((i, group.reach) for i, group in enumerate(self.groups) if group.reach is not None)
         alike: dict[Hashable, tuple[Run, list[int]]] = {}
         for i, group in enumerate(self.groups):
@@ -209,13 +210,16 @@ class Erosion:
         self.units = tuple(rule.unit for rule in rules.groups)
 
 
-def _anchored(rule: GroupRule, grid: int) -> bool:
-    """Whether a resume at any p > 0 needs an object that p itself lies in: no hit can pass the hashes."""
+def _anchors(rule: GroupRule, grid: int) -> bool:
+    """Whether a resume at any grid position p > 0 needs an object of the group that p itself lies in.
+
+    With one such group no hit can pass what the hashes promise.
+    """
     if rule.state:
         return True
     if rule.prefix:
         return rule.lag == 0 and grid % rule.ratio == 0
-    return _ever_runs(rule, grid) and (rule.kind is ObjectKind.SLIDING_WINDOW or rule.overlap > 0)
+    return rule.window > 1 or rule.overlap > 0
 
 
 erosion_of = PerModel(Erosion)
@@ -258,16 +262,30 @@ def hash_tokens(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int) -> 
     best = 0
     for rule, held in zip(rules.groups, evidence, strict=True):
         bits = present(rule, held.matched, n)
-        while bits:
-            last = bits.bit_length()
-            promised = min(last * rule.unit, n - 1) // grid * grid
-            if promised <= best:
-                break
-            if promised > (last - 1) * rule.unit:
-                best = promised
-                break
-            bits &= ones(-(-promised // rule.unit))
+        if bits and min(bits.bit_length() * rule.unit, n - 1) > best:
+            best = max(best, _promised(rule.unit, grid, bits, n))
     return best
+
+
+def _promised(unit: int, grid: int, bits: int, n: int) -> int:
+    """The largest grid position p <= n - 1 in one of the objects."""
+    for _ in range(_TRIES):
+        last = bits.bit_length()
+        p = min(last * unit, n - 1) // grid * grid
+        if p > (last - 1) * unit:
+            return p
+        # The last object holds no such position: go on with the one that the next lower position lies in.
+        bits &= ones(-(-p // unit))
+        if not bits:
+            return 0
+    positions = np.arange(1, (n - 1) // grid + 1, dtype=np.int64) * grid
+    objects = -(-positions // unit) - 1
+    matched = unpacked(octets_of(bits, int(objects[-1]) + 1))[objects].nonzero()[0]
+    return int(positions[matched[-1]]) if matched.size else 0
+
+
+_TRIES = 4
+"""How often a next object is tried before all positions are looked at."""
 
 
 def servable(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int) -> int:
@@ -283,13 +301,15 @@ def servable(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int) -> int
         return 1
     result = ones(top + 1)
     for i in rules.windows:
-        result &= erosion.groups[i].serve(present(rules.groups[i], any_revision(evidence[i]), n), top)
+        result &= erosion.groups[i].serve(present(rules.groups[i], any_revision(evidence[i]), n), top, rules.grid)
     for family in rules.families:
         served = 0
         for revision in revisions_of(family, evidence) or (0,):
             under = result
             for i in family:
-                under &= erosion.groups[i].serve(present(rules.groups[i], evidence[i].usable.get(revision, 0), n), top)
+                under &= erosion.groups[i].serve(
+                    present(rules.groups[i], evidence[i].usable.get(revision, 0), n), top, rules.grid
+                )
             served |= under
         result = served
     return result
@@ -308,7 +328,7 @@ def usable_position(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int)
         return (servable(model, evidence, n).bit_length() - 1) * grid
     top = top_position(erosion.rules, n, None if erosion.anchored else hash_tokens(model, evidence, n))
     for i, reach in erosion.reaches:
-        top = min(top, reach(held[i]))
+        top = min(top, reach(held[i]) // grid)
     if top <= 0:
         return 0
     if all(run.probe(held[i], top) for run, members in erosion.runs for i in members):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import lcm
 from typing import Generic, TypeVar
 
 from .kinds import Form, ObjectKind
@@ -107,10 +108,15 @@ def group_rule(model: ModelSpec, group: GroupSpec) -> GroupRule:
 
 
 class Rules:
-    """One model's rules, computed once: what every question about a prompt starts from."""
+    """One model's rules, computed once: what every question about a prompt starts from.
+
+    ``finest``: tokens between positions at which the groups could resume if it were not for the
+    common grid: the finest cut, or what their snapshots allow.
+    """
 
     def __init__(self, model: ModelSpec) -> None:
         self.grid = model.grid_tokens
+        self.finest = lcm(*(g.unit_tokens for g in model.groups if g.form is Form.STATE), model.cut_tokens)
         self.past = model.drop_last_blocks * model.grid_tokens
         self.names = tuple(group.name for group in model.groups)
         self.groups = tuple(group_rule(model, group) for group in model.groups)
