@@ -13,7 +13,7 @@ Every way out is :meth:`Leader._finish`, which counts the acquire once.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .context import HolderContext, Recent
 from .kinds import Cause, Reason, Status, cause_of
@@ -621,6 +621,14 @@ class Leader:
                 self.release(answer.grant.lease)
             return
         self._recent.put(op.request.request, answer)
+        if op.request.explain:
+            view = op.view
+            answer = replace(
+                answer,
+                columns=tuple(view.columns.values()),
+                evicted=tuple(view.evicted.items()),
+                unreachable=tuple(sorted(view.unreachable)),
+            )
         self.ctx.send(op.client, answer)
 
     # --- leases of several holders -------------------------------------------------------------

@@ -214,6 +214,7 @@ class Acquire:
     graph: bool = False
     priority: int = 0
     deadline_s: float | None = None
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,9 @@ class Answer:
     tokens_lost_to_alignment: int = 0
     moved_bytes: tuple[tuple[str, int], ...] = ()
     sources: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    evicted: tuple[tuple[int, Bits], ...] = ()
+    unreachable: tuple[str, ...] = ()
 
 
 @record(12)
@@ -612,3 +616,143 @@ class SetMode:
 
     draining: bool
     bypassed: bool
+
+
+# --- clients and drivers: what the processes around the cores say --------------------------------
+
+
+@record(60)
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A core's record between processes, with the address of the core that sent it."""
+
+    sender: str
+    record: bytes
+
+
+@record(61)
+@dataclass(frozen=True, slots=True)
+class ArenaRequest:
+    """Ask a holder for its arena, to map it read-only. The reply bears a descriptor on a Unix socket."""
+
+    request: str
+
+
+@record(62)
+@dataclass(frozen=True, slots=True)
+class ArenaReply:
+    """Whose arena it is and how its pools lie: (group, shard, slots, slot_bytes, tier) each."""
+
+    request: str
+    holder: str
+    incarnation: int
+    weights: bytes
+    pools: tuple[tuple[int, int, int, int, str], ...]
+
+
+@record(63)
+@dataclass(frozen=True, slots=True)
+class SlotsRequest:
+    """Ask to write an open attempt's own slots. The reply (Done) bears a descriptor."""
+
+    request: str
+    attempt: int
+
+
+@record(64)
+@dataclass(frozen=True, slots=True)
+class RegionsRequest:
+    """Ask a holder how its arena can be read from elsewhere."""
+
+    request: str
+
+
+@record(65)
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """One msgpack map a link, as the transport describes it."""
+
+    request: str
+    holder: str
+    incarnation: int
+    regions: tuple[bytes, ...]
+
+
+@record(66)
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Ask a process for its status."""
+
+    request: str
+
+
+@record(67)
+@dataclass(frozen=True, slots=True)
+class StatusReply:
+    """The status as one JSON object."""
+
+    request: str
+    status: str
+
+
+@record(68)
+@dataclass(frozen=True, slots=True)
+class WriteSlots:
+    """Bytes for an open attempt's slots (slot, bytes), for clients that map no memory."""
+
+    request: str
+    attempt: int
+    writes: tuple[tuple[int, bytes], ...]
+
+
+@record(69)
+@dataclass(frozen=True, slots=True)
+class ReadSlots:
+    """Ask for the bytes of leased slots of this holder, for clients that map no memory."""
+
+    request: str
+    lease: int
+    group: int
+    shard: int
+    indices: tuple[int, ...]
+
+
+@record(70)
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes of leased slots, in the order asked for; or why there are none."""
+
+    request: str
+    refused: Reason | None
+    payload: tuple[bytes, ...]
+
+
+@record(71)
+@dataclass(frozen=True, slots=True)
+class Misuse:
+    """The request makes no sense; one line that says what to change."""
+
+    request: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the fabric: its address, its life, where it listens."""
+
+    address: str
+    incarnation: int
+    node: str
+    host: str
+    unix: str
+    tcp: str
+    shards: tuple[int, ...]
+
+
+@record(72)
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Everyone who is up, as the supervisor knows it; later ``number`` replaces earlier."""
+
+    number: int
+    members: tuple[Member, ...]

@@ -1,0 +1,265 @@
+"""The supervisor: who should run where, who may grant, who is gone. ``handle(event, now) -> effects``.
+
+A holder's life here::
+
+    wanted -> STARTING -> UP -> (exit proven by a live node) -> wanted
+                             -> SILENT -> (its right to grant ran out) -> wanted
+
+Silence is no proof: a partitioned node serves on. So a silent holder is replaced only after the
+right to grant that it was last given has run out, and a new supervisor, which cannot know what its
+predecessor granted, waits one whole grant lease before it replaces anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from .effects import Received, Send, Undeliverable
+from .messages import GrantUntil, HolderGone, Member, Members, SetMode, SetWeights
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorConfig:
+    """Seconds: the right to grant, how often it is renewed, how long a start may take."""
+
+    grant_s: float = 10.0
+    renew_s: float = 1.0
+    start_timeout_s: float = 120.0
+    restarts_per_minute_max: int = 30
+
+
+class Life(StrEnum):
+    """Where a wanted process is."""
+
+    STARTING = "starting"
+    UP = "up"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One process the fabric wants: its address and the node it belongs to ("" for any)."""
+
+    address: str
+    node: str
+    shards: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the driver sees now: the processes that ought to run, and the nodes that are alive."""
+
+    wanted: tuple[Wanted, ...]
+    alive_nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process came up and tells where it listens."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process is gone. ``proven``: a live node reported its exit, so it serves no more."""
+
+    address: str
+    incarnation: int
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A start did not succeed; it is tried again."""
+
+    address: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process under its next incarnation (a durable counter of the driver's)."""
+
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a process that is wanted no more."""
+
+    address: str
+    incarnation: int
+
+
+SupervisorEvent = Observed | Started | Exited | StartFailed | Tick | Received | Undeliverable
+SupervisorEffect = Send | Start | Stop
+
+
+@dataclass(slots=True)
+class Process:
+    """A process the supervisor knows of."""
+
+    wanted: Wanted
+    life: Life
+    since_s: float
+    member: Member | None = None
+    granted_until_s: float = 0.0
+
+
+@dataclass(slots=True)
+class SupervisorCore:
+    """All decisions about the fabric's processes. ``directory`` is the directory's address."""
+
+    config: SupervisorConfig
+    started_s: float
+    inherited: bool
+    weights: bytes = b""
+    retired: tuple[bytes, ...] = ()
+    bypassed: bool = False
+    draining: set[str] = field(default_factory=set)
+    processes: dict[str, Process] = field(default_factory=dict)
+    restarts: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    _number: int = 0
+    _renewed_s: float = -1e9
+    _effects: list[SupervisorEffect] = field(default_factory=list)
+
+    def handle(self, event: SupervisorEvent, now: float) -> list[SupervisorEffect]:
+        """One step: what was seen in, what to do about it out. ``now``: monotonic seconds."""
+        match event:
+            case Observed():
+                self._reconcile(event, now)
+            case Started():
+                self._started(event.member, now)
+            case Exited():
+                self._exited(event, now)
+            case StartFailed():
+                self.failures[event.address] = event.detail
+                self.processes.pop(event.address, None)
+            case Tick():
+                self._renew(now)
+            case _:
+                pass
+        effects, self._effects = self._effects, []
+        return effects
+
+    # --- processes -----------------------------------------------------------------------------
+
+    def _reconcile(self, seen: Observed, now: float) -> None:
+        wanted = {w.address: w for w in seen.wanted}
+        for address, process in list(self.processes.items()):
+            if address not in wanted and process.life is Life.UP and process.member is not None:
+                node_alive = process.wanted.node in seen.alive_nodes
+                self._effects.append(Stop(address, process.member.incarnation))
+                self._forget(address, proven=node_alive)
+            elif process.life is Life.STARTING and now - process.since_s > self.config.start_timeout_s:
+                self.failures[address] = f"did not start within {self.config.start_timeout_s:.0f} s"
+                del self.processes[address]
+        for address, want in wanted.items():
+            known = self.processes.get(address)
+            if known is None:
+                if self._may_replace(now):
+                    self._begin(want, now)
+            elif known.life is Life.SILENT and now >= known.granted_until_s:
+                self._forget(address, proven=False)
+                self._begin(want, now)
+
+    def _may_replace(self, now: float) -> bool:
+        """A supervisor that took over cannot know who may still grant: it waits one grant lease."""
+        return not self.inherited or now - self.started_s >= self.config.grant_s
+
+    def _begin(self, want: Wanted, now: float) -> None:
+        self.processes[want.address] = Process(want, Life.STARTING, now)
+        self._effects.append(Start(want))
+
+    def _started(self, member: Member, now: float) -> None:
+        known = self.processes.get(member.address)
+        if known is not None and known.member is not None and known.member.incarnation > member.incarnation:
+            return
+        wanted = known.wanted if known is not None else Wanted(member.address, member.node, member.shards)
+        self.processes[member.address] = Process(wanted, Life.UP, now, member)
+        self.failures.pop(member.address, None)
+        self._tell_all()
+        self._grant(self.processes[member.address], now)
+        self._effects.append(Send(member.address, SetWeights(self.weights, self.retired)))
+        self._effects.append(Send(member.address, SetMode(member.node in self.draining, self.bypassed)))
+
+    def _exited(self, event: Exited, now: float) -> None:
+        process = self.processes.get(event.address)
+        if process is None or process.member is None or process.member.incarnation != event.incarnation:
+            return
+        self.restarts += 1
+        if event.proven:
+            self._forget(event.address, proven=True)
+        elif process.life is Life.UP:
+            process.life, process.since_s = Life.SILENT, now
+
+    def _forget(self, address: str, *, proven: bool) -> None:
+        process = self.processes.pop(address)
+        if process.member is None:
+            return
+        gone = HolderGone(address, process.member.incarnation)
+        for other in self.processes.values():
+            if other.member is not None:
+                self._effects.append(Send(other.member.address, gone))
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._number += 1
+        members = self.members()
+        for member in members.members:
+            self._effects.append(Send(member.address, members))
+
+    def members(self) -> Members:
+        """Everyone who is up."""
+        up = [p.member for p in self.processes.values() if p.member is not None and p.life is Life.UP]
+        return Members(self._number, tuple(sorted(up, key=lambda m: m.address)))
+
+    # --- rights and modes ----------------------------------------------------------------------
+
+    def _renew(self, now: float) -> None:
+        if now - self._renewed_s < self.config.renew_s:
+            return
+        self._renewed_s = now
+        for process in self.processes.values():
+            if process.life is Life.UP:
+                self._grant(process, now)
+
+    def _grant(self, process: Process, now: float) -> None:
+        assert process.member is not None
+        process.granted_until_s = now + self.config.grant_s
+        self._effects.append(Send(process.member.address, GrantUntil(process.member.incarnation, self.config.grant_s)))
+
+    def update_weights(self, weights: bytes, retired: Iterable[bytes]) -> list[SupervisorEffect]:
+        """Put a weights revision in force on every holder."""
+        self.weights, self.retired = weights, tuple(retired)
+        return [Send(a, SetWeights(self.weights, self.retired)) for a in self._up()]
+
+    def set_mode(self, *, bypassed: bool | None = None, drain: str | None = None) -> list[SupervisorEffect]:
+        """Bypass the whole fabric or not; drain one node."""
+        if bypassed is not None:
+            self.bypassed = bypassed
+        if drain is not None:
+            self.draining.add(drain)
+        return [
+            Send(p.member.address, SetMode(p.member.node in self.draining, self.bypassed))
+            for p in self.processes.values()
+            if p.member is not None
+        ]
+
+    def _up(self) -> list[str]:
+        return [a for a, p in self.processes.items() if p.life is Life.UP]
+
+
+def is_supervisor_message(message: Any) -> bool:
+    """Whether a record is one that only the supervisor may send."""
+    return isinstance(message, GrantUntil | SetWeights | SetMode | HolderGone | Members)
