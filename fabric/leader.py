@@ -431,7 +431,7 @@ class Leader:
             record.client = op.client
         parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
         deadline_s = min(g.deadline_s for g in op.granted.values())
-        grant = LeaseGrant(own.lease, op.tokens, deadline_s, self.ctx.weights, tuple(parts))
+        grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, deadline_s, self.ctx.weights, tuple(parts))
         self._finish(op, op.tokens, grant=grant)
 
     # --- reachability, without a lease ---------------------------------------------------------

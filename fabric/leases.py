@@ -110,13 +110,16 @@ def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:
     return LeasePart(holder, incarnation, record.fence, tuple(packed))
 
 
-def read_refusal(grant: LeaseGrant, parts: Iterable[tuple[LeasePart, Arena | None]], now: float) -> Reason | None:
+def read_refusal(
+    grant: LeaseGrant, deadline_s: float, parts: Iterable[tuple[LeasePart, Arena | None]], now: float
+) -> Reason | None:
     """Why a reader may not trust its lease now; None if it may. No call, only shared memory.
 
-    ``parts``: each part with its holder's arena (None where it cannot be mapped). In order: lease_expired, holder_lost, weights_mismatch, version_changed; bytes
-    are digested by the caller afterwards where it verifies always.
+    ``deadline_s`` is the grant's or that of the last renewal. ``parts``: each part with its holder's
+    arena, None where the holder is known to be dead. In order: lease_expired, holder_lost,
+    weights_mismatch, version_changed; who verifies always digests the bytes afterwards.
     """
-    if now >= grant.deadline_s:
+    if now >= deadline_s:
         return Reason.LEASE_EXPIRED
     checked = list(parts)
     now_ns = int(now * 1e9)

@@ -229,8 +229,9 @@ class LeasePart:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A granted lease. ``deadline_s`` is on the granter's monotonic clock."""
+    """A granted lease. ``lease`` is its number at ``leader``; ``deadline_s`` on the granter's monotonic clock."""
 
+    leader: str
     lease: int
     tokens: int
     deadline_s: float
@@ -756,3 +757,21 @@ class Members:
 
     number: int
     members: tuple[Member, ...]
+
+
+CLIENT_RECORDS = frozenset(
+    {
+        Acquire,
+        Drop,
+        Lookup,
+        Release,
+        Renew,
+        StoreAbort,
+        StoreBegin,
+        StoreCommit,
+        StoreQuiet,
+        SwapIn,
+        SwapOut,
+    }
+)
+"""What a client may ask a core. Everything else between cores comes over the authenticated mesh."""

@@ -72,6 +72,23 @@ def decode(frame: bytes | memoryview) -> Any:
     return _codec(cls)[1](fields)
 
 
+def encode_plain(value: Any) -> bytes:
+    """Bytes of a dataclass that is no record of its own: the reader must know which one it is."""
+    return bytes(msgpack.packb([SCHEMA, 0, _codec(type(value))[0](value)], use_bin_type=True))
+
+
+def decode_plain(cls: type[T], frame: bytes) -> T:
+    """The ``cls`` that :func:`encode_plain` made bytes of. Raises WireError for anything else."""
+    try:
+        plain = msgpack.unpackb(frame, raw=False, strict_map_key=False, use_list=True)
+        schema, number, fields = plain
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise WireError(f"not a {cls.__name__}: {type(error).__name__}") from None
+    if schema not in SCHEMAS_READ or number != 0:
+        raise WireError(f"not a {cls.__name__}: schema {schema!r}, record {number!r}")
+    return typing.cast("T", _codec(cls)[1](fields))
+
+
 def _codec(hint: Any) -> Codec:
     known = _codecs.get(hint)
     if known is None:

@@ -228,6 +228,21 @@ class BlockingClient:
         self._closed = True
         self._channel.close()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the server still holds its end, as the kernel knows it; about a microsecond, no request.
+
+        A reply that waits to be read counts as alive.
+        """
+        if self._closed:
+            return False
+        try:
+            return bool(self._channel.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+
     def close(self) -> None:
         """End the connection; the server sees it. Idempotent."""
         with self._lock:

@@ -1,0 +1,120 @@
+"""One process's way to one holder: the control connection and the mapped arena.
+
+Every session of a process shares these, one a holder's life.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from typing import Any, TypeVar
+
+from ..fabric import wire
+from ..fabric.arena import Arena, ArenaLayout
+from ..fabric.kinds import FabricError
+from ..fabric.messages import ArenaReply, ArenaRequest, Done, Member, Misuse, SlotsRequest
+from ..transport.control_client import BlockingClient, ConnectionLost
+from ..transport.memfd import WritableSlots, map_read_only
+
+R = TypeVar("R")
+
+REQUEST_TIMEOUT_S = 10.0
+IDLE_CLIENTS_MAX = 16
+
+
+class HolderLost(FabricError, ConnectionError):
+    """The holder's process is gone or cannot be reached; ask again, or go without the cache."""
+
+
+def request_id() -> str:
+    """A name that no other request bears, so that a retry is answered and not run twice."""
+    return uuid.uuid4().hex
+
+
+class HolderClient:
+    """Connections to one life of one holder on this node. Thread-safe."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._lock = threading.Lock()
+        self._idle: list[BlockingClient] = []
+        self._main = self._connect()
+        self.arena, self.incarnation = self._map()
+
+    def _connect(self) -> BlockingClient:
+        try:
+            return BlockingClient.connect(self.member.unix)
+        except FabricError as error:
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+
+    def _map(self) -> tuple[Arena, int]:
+        answer = self._main.request(wire.encode(ArenaRequest("arena")), REQUEST_TIMEOUT_S)
+        reply = wire.decode(answer.payload)
+        if not isinstance(reply, ArenaReply) or len(answer.descriptors) != 1:
+            for fd in answer.descriptors:
+                os.close(fd)
+            raise FabricError(f"holder {self.member.address}: its arena was not handed over: {reply}")
+        return map_read_only(answer.descriptors[0], ArenaLayout.from_plain(reply.pools)), reply.incarnation
+
+    def call(self, record: Any, expect: type[R], timeout_s: float = REQUEST_TIMEOUT_S) -> R:
+        """Ask and wait. Raises HolderLost, or FabricError where the request makes no sense.
+
+        An attempt belongs to the connection that began it, so stores use the main one.
+        """
+        return self._exchange(self._main, record, expect, timeout_s)
+
+    def call_apart(self, record: Any, expect: type[R], timeout_s: float) -> R:
+        """As ``call``, over a connection of its own: for requests that may wait long."""
+        with self._lock:
+            client = self._idle.pop() if self._idle else None
+        if client is None:
+            client = self._connect()
+        reply = self._exchange(client, record, expect, timeout_s)
+        with self._lock:
+            if len(self._idle) < IDLE_CLIENTS_MAX:
+                self._idle.append(client)
+                return reply
+        client.close()
+        return reply
+
+    def _exchange(self, client: BlockingClient, record: Any, expect: type[R], timeout_s: float) -> R:
+        try:
+            answer = client.request(wire.encode(record), timeout_s)
+        except ConnectionLost as error:
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        for fd in answer.descriptors:
+            os.close(fd)
+        return expect_reply(wire.decode(answer.payload), expect)
+
+    def writable(self, attempt: int, slots: list[int]) -> WritableSlots:
+        """The attempt's own slots, mapped for writing."""
+        answer = self._main.request(wire.encode(SlotsRequest("slots", attempt)), REQUEST_TIMEOUT_S)
+        done = expect_reply(wire.decode(answer.payload), Done)
+        if done.refused is not None or len(answer.descriptors) != 1:
+            for fd in answer.descriptors:
+                os.close(fd)
+            raise FabricError(f"attempt {attempt}: {done.detail}")
+        return WritableSlots.map(answer.descriptors[0], self.arena.layout, slots)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the holder's process still holds its end of the connection; no call is made."""
+        return self._main.alive
+
+    def close(self) -> None:
+        """End the connections; the mapping lives as long as views into it."""
+        self._main.close()
+        with self._lock:
+            for client in self._idle:
+                client.close()
+            self._idle.clear()
+
+
+def expect_reply(reply: Any, expect: type[R]) -> R:
+    """The reply as the class expected. Raises FabricError with the holder's own words otherwise."""
+    if isinstance(reply, expect):
+        return reply
+    if isinstance(reply, Misuse):
+        raise FabricError(reply.text)
+    raise FabricError(f"{expect.__name__} was expected, the holder said {type(reply).__name__}")

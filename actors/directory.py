@@ -1,0 +1,60 @@
+"""The directory's process: its core behind a socket, nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from ..fabric import wire
+from ..fabric.directory import DirectoryCore
+from ..fabric.effects import Effect, Received, Send
+from ..fabric.messages import Member
+from .service import Service
+from .spec import FabricSpec
+
+
+class Directory(Service):
+    """Ray actor. Documented methods: ``start``, ``request``, ``close``, ``ping``.
+
+    ``request(frame: bytes) -> bytes`` takes a ``Lookup`` or ``StatusRequest`` record.
+    """
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        spec = FabricSpec.model_validate_json(setup["spec"])
+        super().__init__(
+            fabric=setup["fabric"],
+            address=setup["address"],
+            incarnation=setup["incarnation"],
+            node=setup["node"],
+            host=setup["host"],
+            secret=setup["secret"],
+        )
+        self.core = DirectoryCore(self.address, spec.model, self.incarnation)
+
+    async def start(self) -> bytes:
+        """Listen; returns the Member record."""
+        member: Member = await self.listen()
+        return wire.encode_plain(member)
+
+    async def ping(self) -> int:
+        return self.incarnation
+
+    def received(self, sender: str, record: Any) -> None:
+        self._carry_out(self.core.handle(Received(sender, record), time.monotonic()))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.deliver(effect.to, effect.message)
+
+    def status(self) -> str:
+        streams = self.core.streams
+        return json.dumps(
+            {
+                "address": self.address,
+                "epoch": self.core.epoch,
+                "holders": {h: {"incarnation": s.incarnation, "seq": s.seq} for h, s in streams.items()},
+                "objects": sum(len(table) for table in self.core.index.values()),
+            }
+        )

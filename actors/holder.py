@@ -1,0 +1,379 @@
+"""The holder's process: one core, one arena, its links. It decides nothing.
+
+The event loop runs the core and the sockets; copies, digests and transfers run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from ..fabric import wire
+from ..fabric.context import HolderConfig
+from ..fabric.effects import (
+    DeleteExtent,
+    Digested,
+    DigestSlots,
+    DiskRead,
+    DiskState,
+    DiskWritten,
+    Effect,
+    Event,
+    Moved,
+    PeerClosed,
+    ReadExtent,
+    Received,
+    Restored,
+    Send,
+    StartTransfer,
+    Tick,
+    TransferDone,
+    TransferFault,
+    TransferQuiet,
+    Undeliverable,
+    WriteExtent,
+)
+from ..fabric.holder import HolderCore
+from ..fabric.kinds import FabricError, Reason, WireError
+from ..fabric.messages import (
+    ArenaReply,
+    ArenaRequest,
+    Done,
+    Payload,
+    ReadSlots,
+    Regions,
+    RegionsRequest,
+    SlotsRequest,
+    WriteSlots,
+)
+from ..transport.control_socket import Reply
+from ..transport.digest import checksum
+from ..transport.link import Link, LinkError, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
+from ..transport.memfd import ArenaMemory
+from .links import start_links
+from .service import Service
+from .spec import FabricSpec
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+QUIET_POLL_S = 0.05
+READ_BYTES_MAX = 8 << 20
+
+
+class Holder(Service):
+    """Ray actor that owns one arena. Documented methods: ``start``, ``request``, ``ping``, ``close``.
+
+    ``request(frame: bytes) -> bytes`` takes any of the records a session sends, and
+    ``StatusRequest``, ``WriteSlots``, ``ReadSlots``.
+    """
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        spec = FabricSpec.model_validate_json(setup["spec"])
+        super().__init__(
+            fabric=setup["fabric"],
+            address=setup["address"],
+            incarnation=setup["incarnation"],
+            node=setup["node"],
+            host=setup["host"],
+            secret=setup["secret"],
+        )
+        self.spec = spec
+        self.shards: tuple[int, ...] = tuple(setup["shards"])
+        self.memory = ArenaMemory.create(spec.layout(self.shards), self.incarnation)
+        config = HolderConfig(
+            holder=self.address,
+            node=self.node,
+            shards=self.shards,
+            directory=setup["directory"],
+            verify_always=spec.verify == "always",
+            transfer_timeout_s=spec.transport.transfer_timeout_s,
+            lease_s_max=spec.lease_s_max,
+        )
+        self.core = HolderCore(config, spec.model, self.memory.arena, self.incarnation, setup["weights"])
+        self.links: dict[LinkKind, Link] = {}
+        self.link_problems: dict[str, str] = {}
+        self.moved: Counter[str] = Counter()
+        self.last_link: dict[str, str] = {}
+        self._regions: dict[tuple[str, int], tuple[Region, ...]] = {}
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> bytes:
+        """Start the links, listen, begin this life; returns the Member record."""
+        self.links, self.link_problems = await self._in_thread(
+            lambda: start_links(
+                self.memory,
+                self.spec.transport,
+                holder=self.address,
+                incarnation=self.incarnation,
+                suffix=secrets.token_hex(4),
+                host=self.host,
+                secret=self._secret,
+            )
+        )
+        member = await self.listen(self.shards)
+        self._carry_out(self.core.start(time.monotonic()))
+        self._feed(DiskState(Reason.DISK_UNAVAILABLE))
+        return wire.encode_plain(member)
+
+    async def ping(self) -> int:
+        return self.incarnation
+
+    async def close(self) -> None:
+        """Let clients go, close the links, give the memory back once nobody maps it."""
+        self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await super().close()
+        for task in list(self._tasks):
+            task.cancel()
+        for link in self.links.values():
+            await self._in_thread(link.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.memory.close()
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    # --- the core ------------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        if not self._closing:
+            self._carry_out(self.core.handle(event, time.monotonic()))
+
+    def received(self, sender: str, record: Any) -> None:
+        self._feed(Received(sender, record))
+
+    def undelivered(self, to: str, record: Any) -> None:
+        self._feed(Undeliverable(to, record))
+
+    def client_closed(self, client: str) -> None:
+        self._feed(PeerClosed(client))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.deliver(effect.to, effect.message)
+                case StartTransfer():
+                    self._spawn(self._transfer(effect))
+                case DigestSlots():
+                    self._spawn(self._digest(effect))
+                case WriteExtent():
+                    self._later(DiskWritten(effect.token, Reason.DISK_UNAVAILABLE))
+                case ReadExtent():
+                    failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
+                    self._later(DiskRead(effect.token, failed))
+                case DeleteExtent():
+                    logger.debug("extent %d: there is no disk tier", effect.extent)
+        self._set_alarm()
+
+    def _later(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self._feed, event)
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due = self.core.next_deadline_s
+        if due is not None and not self._closing:
+            delay = max(due - time.monotonic(), 0.0)
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._feed, Tick())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _digest(self, effect: DigestSlots) -> None:
+        arena = self.memory.arena
+        sums = await self._in_thread(lambda: tuple(checksum(arena.content(slot)) for slot in effect.slots))
+        self._feed(Digested(effect.token, sums))
+
+    # --- transfers -----------------------------------------------------------------------------
+
+    async def _transfer(self, effect: StartTransfer) -> None:
+        pairs = [Pair(p.source_slot, p.slot, p.length) for p in effect.pairs]
+        left = max(effect.deadline_s - time.monotonic(), 0.0)
+        try:
+            regions = await self._regions_of(effect.source, effect.incarnation, left)
+        except FabricError as error:
+            logger.info("%s: its regions are not known: %s", effect.source, error)
+            self._moved_nothing(effect, TransferFault.PEER_LOST)
+            return
+        try:
+            results = await self._in_thread(lambda: self._fetch(regions, pairs, effect.deadline_s))
+        except FabricError as error:
+            logger.warning("transfer from %s: %s", effect.source, error)
+            self._moved_nothing(effect, TransferFault.FAILED)
+            return
+        kind, landed = results
+        self.last_link[effect.source] = kind
+        moved = tuple(_moved(result) for result in landed)
+        self.moved[kind] += sum(p.length for p, m in zip(effect.pairs, moved, strict=True) if m.checksum is not None)
+        self._feed(TransferDone(effect.token, moved))
+        tokens = [r.token for r in landed if r.token is not None]
+        if tokens:
+            await self._until_quiet(effect.token, LinkKind(kind), tokens)
+
+    def _moved_nothing(self, effect: StartTransfer, fault: TransferFault) -> None:
+        self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, fault) for p in effect.pairs)))
+
+    def _fetch(
+        self, regions: tuple[Region, ...], pairs: list[Pair], deadline_s: float
+    ) -> tuple[str, list[PairResult]]:
+        """In a thread: over the best way that connects. Raises FabricError where none does."""
+        problems = []
+        for link, region in preferred(self.links, regions):
+            left = deadline_s - time.monotonic()
+            if left <= 0:
+                break
+            error = link.connect(region, left)
+            if error is None:
+                return str(link.kind), link.fetch(region, pairs, max(deadline_s - time.monotonic(), 0.001))
+            problems.append(f"{link.kind}: {error.detail}")
+        raise FabricError("; ".join(problems) or "no link that both sides have")
+
+    async def _regions_of(self, source: str, incarnation: int, timeout_s: float) -> tuple[Region, ...]:
+        known = self._regions.get((source, incarnation))
+        if known is None:
+            reply = await self.mesh.ask(source, RegionsRequest("regions"), timeout_s)
+            if not isinstance(reply, Regions) or reply.incarnation != incarnation:
+                raise WireError(f"{source}: another incarnation answers")
+            known = tuple(Region.from_plain(msgpack.unpackb(raw, raw=False)) for raw in reply.regions)
+            for key in [key for key in self._regions if key[0] == source]:
+                del self._regions[key]
+            self._regions[source, incarnation] = known
+        return known
+
+    async def _until_quiet(self, token: int, kind: LinkKind, tokens: list[QuietToken]) -> None:
+        link = self.links[kind]
+        while not all(link.quiet(t) for t in tokens):
+            await asyncio.sleep(QUIET_POLL_S)
+        self._feed(TransferQuiet(token))
+
+    # --- what this process answers itself ------------------------------------------------------
+
+    def own_request(self, client: str, record: Any) -> Reply | None:
+        match record:
+            case ArenaRequest():
+                return self._arena_reply(record), [self.memory.read_only_fd()]
+            case SlotsRequest():
+                return self._slots_reply(client, record)
+            case RegionsRequest():
+                regions = tuple(msgpack.packb(link.region().to_plain()) for link in self.links.values())
+                return wire.encode(Regions(record.request, self.address, self.incarnation, regions))
+            case WriteSlots():
+                return wire.encode(self._write_slots(record))
+            case ReadSlots():
+                return wire.encode(self._read_slots(record))
+        return super().own_request(client, record)
+
+    def _arena_reply(self, record: ArenaRequest) -> bytes:
+        pools = tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in self.memory.layout.pools)
+        reply = ArenaReply(record.request, self.address, self.incarnation, self.core.ctx.weights, pools)
+        return wire.encode(reply)
+
+    def _slots_reply(self, client: str, record: SlotsRequest) -> Reply:
+        attempt = self.core.stores.attempts.get(record.attempt)
+        if attempt is None or attempt.client != client:
+            return wire.encode(Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open"))
+        return wire.encode(Done(record.request, None, "")), [self.memory.read_write_fd()]
+
+    def _write_slots(self, record: WriteSlots) -> Done:
+        attempt = self.core.stores.attempts.get(record.attempt)
+        if attempt is None:
+            return Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open")
+        own = {obj.slot: obj for obj in attempt.objects}
+        for slot, payload in record.writes:
+            obj = own.get(slot)
+            if obj is None or len(payload) != obj.length:
+                raise FabricError(f"slot {slot}: not one of the attempt's, or not its length")
+            np.copyto(self.memory.arena.payload(slot)[: obj.length], np.frombuffer(payload, dtype=np.uint8))
+        return Done(record.request, None, "")
+
+    def _read_slots(self, record: ReadSlots) -> Payload:
+        lease = self.core.ctx.leases.live.get(record.lease)
+        if lease is None or time.monotonic() >= lease.deadline_s:
+            return Payload(record.request, Reason.LEASE_EXPIRED, ())
+        if lease.weights != self.core.ctx.weights:
+            return Payload(record.request, Reason.WEIGHTS_MISMATCH, ())
+        slots = {(s.group, s.shard, s.index): s.slot for s in lease.proof.slots}
+        payload = []
+        for index in record.indices:
+            slot = slots.get((record.group, record.shard, index))
+            if slot is None:
+                raise FabricError(f"group {record.group}, index {index}: not part of the lease")
+            payload.append(self.memory.arena.content(slot).tobytes())
+            if sum(map(len, payload)) > READ_BYTES_MAX:
+                raise FabricError(f"more than {READ_BYTES_MAX} bytes at once: ask for fewer indices")
+        return Payload(record.request, None, tuple(payload))
+
+    # --- status --------------------------------------------------------------------------------
+
+    def status(self) -> str:
+        ctx = self.core.ctx
+        names = [g.name for g in self.spec.model.groups]
+        pools = [
+            {"group": names[p.group], "shard": p.shard, "slots": p.slots, "free": len(p.free), "evictable": p.evictable}
+            for p in ctx.books.pools.values()
+        ]
+        return json.dumps(
+            {
+                "address": self.address,
+                "node": self.node,
+                "incarnation": self.incarnation,
+                "arena_bytes": self.memory.layout.size_bytes,
+                "grants": ctx.may_grant,
+                "draining": ctx.draining,
+                "bypassed": ctx.bypassed,
+                "pools": pools,
+                "leases": len(ctx.leases.live),
+                "pinned_slots": sum(1 for obj in ctx.books.owner if obj is not None and obj.pins),
+                "quarantined_slots": sum(
+                    1 for obj in ctx.books.owner if obj is not None and obj.state.value == "quarantined"
+                ),
+                "attempts": len(self.core.stores.attempts),
+                "links": [str(kind) for kind in self.links],
+                "link_problems": self.link_problems,
+                "moved_bytes": dict(self.moved),
+                "link_of": self.last_link,
+                "counters": dict(ctx.counters),
+            }
+        )
+
+
+_FAULTS = {
+    LinkFailure.PEER_LOST: TransferFault.PEER_LOST,
+    LinkFailure.REFUSED: TransferFault.PEER_LOST,
+    LinkFailure.TIMED_OUT: TransferFault.TIMED_OUT,
+}
+
+
+def _moved(result: PairResult) -> Moved:
+    if result.checksum is not None:
+        return Moved(result.dst_slot, result.checksum)
+    failure = result.failure
+    fault = TransferFault.FAILED if failure is None else _FAULTS.get(failure, TransferFault.FAILED)
+    return Moved(result.dst_slot, None, fault, quiet=result.token is None)
+
+
+def link_problem(error: LinkError) -> str:
+    """One line for status and logs."""
+    return f"{error.failure}: {error.detail}"

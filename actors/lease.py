@@ -1,0 +1,236 @@
+"""A lease in a reader's hands: zero-copy views, and proof without a call that they are still right.
+
+    lease = answer.lease
+    with lease.read("kv") as view:      # checks before and after; raises LeaseRefused
+        engine.load(view[0])            # uint8, read-only, in shared memory
+    lease.release(reused_tokens=lease.tokens)
+
+Dropping a lease without releasing it leaves its slots pinned until its deadline and grace are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from ..fabric import wire
+from ..fabric.arena import Arena
+from ..fabric.kinds import FabricError, Reason, WireError
+from ..fabric.leases import read_refusal
+from ..fabric.messages import Done, LeaseGrant, LeasePart, Member, Release, Renew, Renewed
+from ..fabric.model import ModelSpec
+from ..transport.link import host_identity
+from .client import HolderClient, HolderLost, request_id
+
+Bytes = npt.NDArray[np.uint8]
+
+TOKEN_SCHEMA = 1
+
+
+class LeaseRefused(FabricError):
+    """The leased bytes may no longer be trusted: throw away what was read and recompute.
+
+    ``reason`` is one of the closed vocabulary.
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(f"{reason}: what was read under this lease must not be used; recompute")
+        self.reason = reason
+
+
+class GroupView(Mapping[int, Bytes]):
+    """One group's leased objects of one shard: index -> uint8 array of shape (length,), read-only."""
+
+    def __init__(self, arena: Arena, indices: tuple[int, ...], slots: npt.NDArray[np.uint32]) -> None:
+        self._arena = arena
+        self._slots = dict(zip(indices, slots.tolist(), strict=True))
+
+    def __getitem__(self, index: int) -> Bytes:
+        return self._arena.content(self._slots[index])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def slot(self, index: int) -> int:
+        """The slot that bears an object: constant over the whole lease."""
+        return self._slots[index]
+
+
+class Views(Mapping[str, GroupView]):
+    """All leased groups. A model of several shards: :meth:`of` names the shard."""
+
+    def __init__(self, model: ModelSpec, parts: list[tuple[LeasePart, Arena]]) -> None:
+        self._views: dict[tuple[str, int], GroupView] = {}
+        for part, arena in parts:
+            for run in part.slots:
+                slots = np.frombuffer(run.slots, dtype="<u4")
+                self._views[model.groups[run.group].name, run.shard] = GroupView(arena, run.indices, slots)
+
+    def of(self, group: str, shard: int) -> GroupView:
+        """Raises KeyError for a group that nothing is leased of."""
+        return self._views[group, shard]
+
+    def __getitem__(self, group: str) -> GroupView:
+        shards = [key for key in self._views if key[0] == group]
+        if len(shards) > 1:
+            raise KeyError(f"{group} has {len(shards)} shards here: views.of(group, shard)")
+        return self._views[group, shards[0][1]] if shards else self._views[group, 0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(group for group, _ in self._views))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys(group for group, _ in self._views))
+
+
+class Lease:
+    """A granted lease. Made by a session or by :meth:`open`; a context manager that releases."""
+
+    def __init__(self, model: ModelSpec, grant: LeaseGrant, clients: Mapping[str, HolderClient], node: str) -> None:
+        self._model = model
+        self._grant = grant
+        self._clients = dict(clients)
+        self._node = node
+        self._released = False
+        self.deadline_s = grant.deadline_s
+        pairs = [(part, clients[part.holder].arena) for part in grant.parts]
+        self.views = Views(model, pairs)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the lease covers: the position to resume at."""
+        return self._grant.tokens
+
+    @property
+    def fence(self) -> int:
+        """The leader's fence: grows with every lease of a holder's life."""
+        return self._leader_part.fence
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fence of each holder (one a group of ranks)."""
+        return {part.holder: part.fence for part in self._grant.parts}
+
+    @property
+    def _leader_part(self) -> LeasePart:
+        return next(part for part in self._grant.parts if part.holder == self._grant.leader)
+
+    # --- checking ------------------------------------------------------------------------------
+
+    def check(self) -> Reason | None:
+        """Why the leased bytes may not be trusted now; None if they may. No call is made.
+
+        Checked after the last read, None proves that what was read were the leased bytes.
+        """
+        if self._released:
+            return Reason.LEASE_EXPIRED
+        grant = self._grant
+        parts = []
+        for part in grant.parts:
+            client = self._clients[part.holder]
+            parts.append((part, client.arena if client.alive else None))
+        return read_refusal(grant, self.deadline_s, parts, time.monotonic())
+
+    @contextlib.contextmanager
+    def read(self, group: str, shard: int | None = None) -> Iterator[GroupView]:
+        """A group's views, checked before and after. Raises LeaseRefused; KeyError for an unknown group."""
+        self._must_hold()
+        yield self.views[group] if shard is None else self.views.of(group, shard)
+        self._must_hold()
+
+    def _must_hold(self) -> None:
+        refused = self.check()
+        if refused is not None:
+            raise LeaseRefused(refused)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def renew(self, lease_s: float = 30.0) -> Reason | None:
+        """Extend to ``lease_s`` from now; why not, if not."""
+        try:
+            client = self._leader()
+            reply = client.call(Renew(request_id(), self._grant.lease, lease_s), Renewed)
+        except HolderLost:
+            return Reason.HOLDER_LOST
+        if reply.refused is None:
+            self.deadline_s = reply.deadline_s
+        return reply.refused
+
+    def release(self, reused_tokens: int | None = None) -> None:
+        """End the lease. ``reused_tokens``: what was really used after a clean check. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        with contextlib.suppress(HolderLost):  # a holder that is gone keeps no pins
+            self._leader().call(Release(request_id(), self._grant.lease, reused_tokens), Done)
+
+    def _leader(self) -> HolderClient:
+        return self._clients[self._grant.leader]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+    # --- handing over --------------------------------------------------------------------------
+
+    def token(self) -> bytes:
+        """Bytes with which another process of this node can open the lease. They grant access: keep them private."""
+        members = [wire.encode_plain(self._clients[part.holder].member) for part in self._grant.parts]
+        return bytes(
+            msgpack.packb(
+                [
+                    TOKEN_SCHEMA,
+                    host_identity(),
+                    self._node,
+                    self.deadline_s,
+                    wire.encode_plain(self._grant),
+                    members,
+                    self._model.model_dump_json(),
+                ]
+            )
+        )
+
+    @classmethod
+    def open(cls, token: bytes) -> Lease:
+        """The lease behind a token. Raises LeaseRefused where it is over, FabricError on another node."""
+        try:
+            schema, host, node, deadline_s, grant, members, model = msgpack.unpackb(token, raw=False)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            raise WireError("not a lease token") from None
+        if schema != TOKEN_SCHEMA:
+            raise WireError(f"lease token: schema {schema} found, this version reads {TOKEN_SCHEMA}")
+        here = node_here()
+        if host != host_identity() or (here is not None and here != node):
+            raise FabricError("this lease is of another node: ask a session here for one of its own")
+        clients = {}
+        for raw in members:
+            member = wire.decode_plain(Member, raw)
+            clients[member.address] = HolderClient(member)
+        lease = cls(ModelSpec.model_validate_json(model), wire.decode_plain(LeaseGrant, grant), clients, node)
+        lease.deadline_s = float(deadline_s)
+        refused = lease.check()
+        if refused is not None:
+            raise LeaseRefused(refused)
+        return lease
+
+
+def node_here() -> str | None:
+    """The Ray node this process runs on; None outside Ray. Ray is not loaded for it."""
+    module = sys.modules.get("ray")
+    if module is None or not module.is_initialized():
+        return None
+    return str(module.get_runtime_context().get_node_id())
+

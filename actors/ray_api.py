@@ -1,0 +1,141 @@
+"""Every call to Ray, typed, with a time-out: the one place where its stubs and habits are known.
+
+Ray finds, places and starts processes; nothing hot goes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NAMESPACE = "kvfabric"
+CALL_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+
+
+def ray() -> Any:
+    """The ray module, imported when first needed."""
+    import ray as module  # noqa: PLC0415 - costs 0.7 s, and `import kvfabric` must not pay it
+
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An alive node: its Ray id, its address, what it offers."""
+
+    node: str
+    host: str
+    resources: Mapping[str, float]
+
+    @property
+    def gpus(self) -> int:
+        return int(self.resources.get("GPU", 0))
+
+
+def is_initialized() -> bool:
+    return bool(ray().is_initialized())
+
+
+def nodes() -> list[Node]:
+    """All alive nodes of the cluster."""
+    return [
+        Node(n["NodeID"], n["NodeManagerAddress"], dict(n.get("Resources", {}))) for n in ray().nodes() if n["Alive"]
+    ]
+
+
+def my_node() -> str:
+    """Ray id of the node this process runs on."""
+    return str(ray().get_runtime_context().get_node_id())
+
+
+def start_actor(
+    cls: type, name: str, *args: Any, node: str | None = None, detached: bool = True, concurrency: int = 1000
+) -> Any:
+    """Start (or find) a named async actor without resources; hard-bound to ``node`` where given."""
+    module = ray()
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "num_cpus": 0,
+        "num_gpus": 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "max_concurrency": concurrency,
+    }
+    if detached:
+        options["lifetime"] = "detached"
+    if node is not None:
+        options["label_selector"] = {"ray.io/node-id": node}
+    return module.remote(cls).options(**options).remote(*args)
+
+
+def find_actor(name: str) -> Any | None:
+    """The actor of that name, or None."""
+    try:
+        return ray().get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """The result of a remote call. Raises Ray's errors, GetTimeoutError among them."""
+    return ray().get(reference, timeout=timeout_s)
+
+
+def kill(handle: Any) -> None:
+    """End an actor at once and without noise. It was closed before."""
+    with contextlib.suppress(Exception):  # an actor that is gone already is what was asked for
+        ray().kill(handle, no_restart=True)
+
+
+def next_count(key: str) -> int:
+    """The next value of a durable counter (incarnations, epochs), in Ray's internal KV."""
+    from ray.experimental import internal_kv  # noqa: PLC0415 - with ray itself
+
+    full = f"kvfabric:{key}".encode()
+    known = internal_kv._internal_kv_get(full, namespace=b"kvfabric")
+    value = int(known) + 1 if known else 1
+    internal_kv._internal_kv_put(full, str(value).encode(), overwrite=True, namespace=b"kvfabric")
+    return value
+
+
+def draining_nodes() -> set[str]:
+    """Nodes that Ray is about to take away."""
+    from ray._private.state import state  # noqa: PLC0415 - with ray itself
+
+    try:
+        return set(state.get_draining_nodes())
+    except AttributeError:
+        return set()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what Ray prints at start and end off a user's terminal; errors still raise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger = logging.getLogger("ray")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def environment(directory: str) -> dict[str, str]:
+    """What an embedded cluster's processes need set before their first import."""
+    return {
+        "RAY_TMPDIR": directory,
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+    }

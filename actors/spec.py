@@ -1,0 +1,153 @@
+"""What a fabric is launched with: the model, the memory, the way bytes travel.
+
+Plain data, checked once: a bad field is one line that names it. The spec travels to every process
+of the fabric as JSON.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
+from ..fabric.kinds import SpecError
+from ..fabric.model import GroupSpec, ModelSpec, describe
+from ..fabric.passport import AbiPassport
+
+SLOTS_MAX = 1 << 24
+
+
+class PassportSpec(BaseModel):
+    """The ABI passport of one group, as data; the fields are those of ``AbiPassport``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: str = "any"
+    kernel: str = "any"
+    kernel_abi: int = 1
+    layout: str = "rows"
+    metadata: str = ""
+    dtype: str = "uint8"
+    byte_order: str = "little"
+    rotary: str = ""
+    strides: tuple[int, ...] = ()
+    alignment_bytes: int = Field(default=1, ge=1)
+    token_alignment_tokens: int = Field(default=1, ge=1)
+    extent_format: str = "kvx1"
+    shard: str = ""
+    fields: tuple[str, ...] = ()
+
+    def passport(self) -> AbiPassport:
+        return AbiPassport(**self.model_dump())
+
+    @classmethod
+    def of(cls, passport: AbiPassport) -> PassportSpec:
+        """The same passport as data."""
+        return cls.model_validate({name: getattr(passport, name) for name in cls.model_fields})
+
+
+class TransportSpec(BaseModel):
+    """How bytes travel. ``links``: tried in this order where both sides have them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    links: tuple[Literal["shared_memory", "nixl", "tcp"], ...] = ("shared_memory", "nixl", "tcp")
+    nixl_backend: str = "UCX"
+    network_devices: str | None = None
+    tcp_host: str | None = None
+    transfer_timeout_s: float = Field(default=10.0, gt=0)
+
+
+class FabricSpec(BaseModel):
+    """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
+    equally many tokens; ``slots`` names a group's slots a shard instead.
+
+    ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
+    ``node_resource``: only nodes that offer this Ray resource get a holder.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelSpec
+    memory_bytes: int = Field(default=256 << 20, ge=1 << 16)
+    slots: dict[str, int] = Field(default_factory=dict)
+    holders_per_node: int = Field(default=1, ge=1, le=64)
+    node_resource: str | None = None
+    passports: dict[str, PassportSpec] = Field(default_factory=dict)
+    transport: TransportSpec = Field(default_factory=TransportSpec)
+    verify: Literal["headers", "always"] = "headers"
+    grant_s: float = Field(default=10.0, gt=0)
+    lease_s_max: float = Field(default=3600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _names_are_groups(self) -> FabricSpec:
+        known = {group.name for group in self.model.groups}
+        for field, names in (("slots", self.slots), ("passports", self.passports)):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{field}.{name}: the model has no such group")
+        for name, count in self.slots.items():
+            if not 1 <= count <= SLOTS_MAX:
+                raise ValueError(f"slots.{name}: {count} is not within 1..{SLOTS_MAX}")
+        if self.holders_per_node > self.model.shards:
+            raise ValueError(
+                f"holders_per_node: {self.holders_per_node} are more than the model's {self.model.shards} shards"
+            )
+        return self
+
+    @classmethod
+    def load(cls, data: FabricSpec | ModelSpec | dict[str, Any] | str | Path) -> FabricSpec:
+        """A spec from what a user has: a spec, a model, plain data, or a YAML file's path.
+
+        Raises SpecError naming the file or field and the reason.
+        """
+        if isinstance(data, FabricSpec):
+            return data
+        if isinstance(data, ModelSpec):
+            return cls(model=data)
+        where = "spec"
+        if isinstance(data, str | Path):
+            where = str(data)
+            try:
+                data = yaml.safe_load(Path(data).read_text(encoding="utf-8"))
+            except (OSError, yaml.YAMLError) as error:
+                raise SpecError(f"{where}: {error}") from None
+        if not isinstance(data, dict):
+            raise SpecError(f"{where}: a mapping is expected, got {type(data).__name__}")
+        if "model" not in data and "groups" in data:
+            data = {"model": data}
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise SpecError(describe(error, where)) from None
+
+    def passport(self, group: GroupSpec) -> AbiPassport:
+        """The passport readers and writers of a group have unless they say otherwise."""
+        spec = self.passports.get(group.name)
+        if spec is not None:
+            return spec.passport()
+        return AbiPassport(alignment_bytes=group.alignment_bytes)
+
+    def shards_of(self, place: int) -> tuple[int, ...]:
+        """The shards (ranks) that the holder at ``place`` on a node owns."""
+        return tuple(s for s in range(self.model.shards) if s % self.holders_per_node == place)
+
+    def layout(self, shards: tuple[int, ...]) -> ArenaLayout:
+        """The arena of a holder that owns ``shards``."""
+        strides = [-(-g.block_bytes // PAGE_BYTES) * PAGE_BYTES for g in self.model.groups]
+        bytes_per_token = sum(s / g.unit_tokens for s, g in zip(strides, self.model.groups, strict=True))
+        tokens = self.memory_bytes / (bytes_per_token * max(len(shards), 1))
+        pools = []
+        for index, group in enumerate(self.model.groups):
+            slots = self.slots.get(group.name) or max(1, int(tokens / group.unit_tokens))
+            pools.extend(PoolLayout(index, shard, min(slots, SLOTS_MAX), group.block_bytes) for shard in shards)
+        return ArenaLayout(pools)
+
+
+def new_secret() -> bytes:
+    """The cluster's secret: what TCP peers must prove to know."""
+    return secrets.token_bytes(32)
