@@ -8,16 +8,18 @@ So nothing can be lost that is not visible here: free + owned = pool, always.
                         QUARANTINED until proven quiet
 
 Kinds never share a free list: one pool a group and shard. Room comes from what is unpinned, least
-recently used first and, within one use, from the far end of the chain.
+recently used first and, within one use, from the far end of the chain. Byte limits (``admission``)
+are charged where a slot gets its owner and discharged where it loses it, here and nowhere else.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .admission import AdmissionBook, ByteLimit, Lack, compacted
 from .arena import Arena, SlotState
 from .kinds import ObjectKind, ProtocolError, Reason
 from .lifecycle import REPLACE_VERB, State, Verb, advance
@@ -103,8 +105,9 @@ def split(blob: bytes) -> list[bytes]:
 class Books:
     """Objects, pools and slots of one holder; keeps the arena's headers in step."""
 
-    def __init__(self, model: ModelSpec, shards: Sequence[int], arena: Arena) -> None:
+    def __init__(self, model: ModelSpec, shards: Sequence[int], arena: Arena, limits: Sequence[ByteLimit] = ()) -> None:
         self.model = model
+        self.admission = AdmissionBook(model, limits)
         self.shards = tuple(shards)
         self.arena = arena
         self.owner: list[Obj | None] = [None] * arena.layout.slots
@@ -176,53 +179,62 @@ class Books:
 
     # --- room ----------------------------------------------------------------------------------
 
-    def lacking(self, wants: dict[tuple[int, int], int]) -> tuple[int, int] | None:
-        """The first pool (group, shard) that cannot make this much room; None if all can."""
+    def lacking(self, objects: Collection[Obj]) -> Lack | None:
+        """The first pool or limit that cannot take all these objects at once; None if all can."""
+        wants: dict[tuple[int, int], int] = {}
+        for obj in objects:
+            key = (obj.group, obj.shard)
+            wants[key] = wants.get(key, 0) + 1
         for key, count in wants.items():
             pool = self.pools.get(key)
             if pool is None or pool.room < count:
-                return key
-        return None
+                return Lack(*key, Reason.ADMISSION_LIMIT)
+        return self.admission.lacking(objects)
 
     def reserve(self, obj: Obj) -> None:
         """Give an ABSENT object a slot, evicting if need be. The caller asked :meth:`lacking`."""
-        pool = self.pools[obj.group, obj.shard]
-        if not pool.free:
-            self.evict(self._victim(pool))
-        slot = pool.free.pop()
+        slot = self._make_room(obj)
         obj.advance(Verb.RESERVE)
         self._own(obj, slot)
         obj.advance(Verb.FILL)
 
     def reserve_restore(self, obj: Obj) -> None:
         """Give an ON_TIER object a slot to be restored into."""
-        pool = self.pools[obj.group, obj.shard]
-        if not pool.free:
-            self.evict(self._victim(pool))
+        slot = self._make_room(obj)
         obj.advance(Verb.SWAP_IN)
-        self._own(obj, pool.free.pop())
+        self._own(obj, slot)
+
+    def _make_room(self, obj: Obj) -> int:
+        """A free slot for the object, its limits kept: whatever must leave for that leaves now."""
+        pool = self.pools[obj.group, obj.shard]
+        while (scope := self.admission.over(obj)) is not None:
+            self.evict(self._victim(scope.order, f"limit {scope.limit}"))
+        if not pool.free:
+            self.evict(self._victim(pool.order, f"pool {pool.group}/{pool.shard}"))
+        return pool.free.pop()
 
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
+        self.admission.charge(obj)
         obj.slot = slot
         obj.version = self.arena.begin_write(slot)
 
-    def _victim(self, pool: Pool) -> Obj:
-        while pool.order:
-            use, _, _, obj = heapq.heappop(pool.order)
+    def _victim(self, order: list[tuple[int, int, int, Obj]], where: str) -> Obj:
+        while order:
+            use, _, _, obj = heapq.heappop(order)
             if obj.evictable and use == (FIRST_OUT if obj.first_out else obj.last_use):
                 return obj
-        raise ProtocolError(f"pool {pool.group}/{pool.shard}: reserved without room")
+        raise ProtocolError(f"{where}: reserved without room")
 
     def _enqueue(self, obj: Obj) -> None:
         pool = self.pools[obj.group, obj.shard]
         self._sequence += 1
         use = FIRST_OUT if obj.first_out else obj.last_use
-        heapq.heappush(pool.order, (use, -obj.position, self._sequence, obj))
+        entry = (use, -obj.position, self._sequence, obj)
+        heapq.heappush(pool.order, entry)
+        self.admission.enqueue(obj, entry)
         if len(pool.order) > 4 * pool.slots + 64:
-            live = {id(e[3]): e for e in sorted(pool.order, key=lambda e: e[2]) if e[3].evictable}
-            pool.order = list(live.values())
-            heapq.heapify(pool.order)
+            pool.order = compacted(pool.order)
 
     # --- objects' lives ------------------------------------------------------------------------
 
@@ -256,10 +268,8 @@ class Books:
 
     def restore_failed(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
         """A RESTORING object falls back to its tier, marked bad if its bytes there are."""
-        slot = obj.slot
         obj.advance(Verb.RESTORE_FAILED)
-        obj.slot = -1
-        self._free(slot, obj.group, obj.shard)
+        self._free(obj)
         if for_good:
             obj.bad, obj.bad_from_tier = reason, True
             self.changes.append(Change(obj, gone=False, evicted=False))
@@ -295,9 +305,8 @@ class Books:
         if obj.on_disk is not None and obj.bad is None:
             self._no_longer_evictable(obj)
             obj.advance(Verb.EVICT)
-            slot, obj.slot = obj.slot, -1
             obj.advance(Verb.FALL_BACK)
-            self._free(slot, obj.group, obj.shard)
+            self._free(obj)
             self.changes.append(Change(obj, gone=False, evicted=False))
             return
         self._leave(obj, Verb.EVICT, evicted=True, announce=True)
@@ -347,8 +356,7 @@ class Books:
             return
         obj.pins = 0
         obj.advance(Verb.SWAPPED_OUT)
-        slot, obj.slot = obj.slot, -1
-        self._free(slot, obj.group, obj.shard)
+        self._free(obj)
         self.changes.append(Change(obj, gone=False, evicted=False))
 
     def demotion_failed(self, obj: Obj) -> None:
@@ -367,8 +375,7 @@ class Books:
     def give_up(self, obj: Obj) -> None:
         """A FILLING object will not be sealed, and nothing can write to its slot any more."""
         obj.advance(Verb.GIVE_UP)
-        self._free(obj.slot, obj.group, obj.shard)
-        obj.slot = -1
+        self._free(obj)
 
     def quarantine(self, obj: Obj) -> None:
         """A FILLING or RESTORING object whose slot foreign bytes may still reach."""
@@ -382,18 +389,19 @@ class Books:
     def quiet(self, obj: Obj) -> None:
         """Proven: nothing writes to this quarantined object's slot any more."""
         obj.advance(Verb.QUIET)
-        self._free(obj.slot, obj.group, obj.shard)
-        obj.slot = -1
+        self._free(obj)
 
     def _vacate(self, obj: Obj) -> None:
         obj.advance(Verb.VACATE)
-        self._free(obj.slot, obj.group, obj.shard)
-        obj.slot = -1
+        self._free(obj)
 
-    def _free(self, slot: int, group: int, shard: int) -> None:
-        self.arena.vacate(slot)
-        self.owner[slot] = None
-        self.pools[group, shard].free.append(slot)
+    def _free(self, obj: Obj) -> None:
+        """Take the object's slot back."""
+        self.arena.vacate(obj.slot)
+        self.owner[obj.slot] = None
+        self.pools[obj.group, obj.shard].free.append(obj.slot)
+        self.admission.discharge(obj)
+        obj.slot = -1
         self.room_gained += 1
 
     # --- pins ----------------------------------------------------------------------------------
@@ -417,11 +425,13 @@ class Books:
 
     def _became_evictable(self, obj: Obj) -> None:
         self.pools[obj.group, obj.shard].evictable += 1
+        self.admission.evictable(obj, 1)
         self.room_gained += 1
         self._enqueue(obj)
 
     def _no_longer_evictable(self, obj: Obj) -> None:
         self.pools[obj.group, obj.shard].evictable -= 1
+        self.admission.evictable(obj, -1)
 
 
 class Entry(NamedTuple):

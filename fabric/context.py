@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .admission import ByteLimit
 from .arena import Arena
 from .books import Books, Obj
 from .effects import Effect, Send
@@ -25,7 +26,11 @@ Waiter = Callable[[Obj, Reason | None], None]
 
 @dataclass(frozen=True, slots=True)
 class HolderConfig:
-    """Bounds and time-outs of one holder. ``shards``: the ranks whose bytes lie here."""
+    """Bounds and time-outs of one holder. ``shards``: the ranks whose bytes lie here.
+
+    ``limits``: byte limits per kind and tenant; ``restores_max`` and ``restore_bytes_max``: what may
+    be restored from a tier at a time; ``ageing_s``: how long one step of priority is worth in line.
+    """
 
     holder: str
     node: str
@@ -43,6 +48,9 @@ class HolderConfig:
     acquires_max: int = 4096
     answers_kept: int = 1024
     restores_max: int = 256
+    restore_bytes_max: int = 4 << 30
+    limits: tuple[ByteLimit, ...] = ()
+    ageing_s: float = 5.0
     event_ack_s: float = 1.0
     event_batches_kept: int = 64
     dump_objects_max: int = 4096
@@ -60,7 +68,7 @@ class HolderContext:
         self.model = model
         self.arena = arena
         self.incarnation = incarnation
-        self.books = Books(model, config.shards, arena)
+        self.books = Books(model, config.shards, arena, config.limits)
         self.leases = LeaseBook(self.books)
         self.weights = weights
         self.retired: set[bytes] = set()

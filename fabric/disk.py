@@ -8,7 +8,7 @@ into slots; it decides nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .books import Obj, held_refusal
@@ -48,6 +48,10 @@ class DiskDesk:
     @property
     def restoring(self) -> int:
         return sum(len(objects) for objects in self._reading.values())
+
+    @property
+    def restoring_bytes(self) -> int:
+        return sum(obj.length for objects in self._reading.values() for obj in objects.values())
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -154,10 +158,8 @@ class DiskDesk:
     def _restore_refusal(self, objects: list[Obj]) -> Reason | None:
         if objects and self.refused is not None:
             return self.refused
-        wants: dict[tuple[int, int], int] = {}
-        for obj in objects:
-            wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
-        return None if self.ctx.books.lacking(wants) is None else Reason.ADMISSION_LIMIT
+        lacking = self.ctx.books.lacking(objects)
+        return None if lacking is None else lacking.reason
 
     def restore(self, objects: list[Obj]) -> None:
         """Reserve slots for ON_TIER objects and read them, at most ``restores_max`` at a time.
@@ -172,9 +174,13 @@ class DiskDesk:
     def _read_more(self) -> None:
         batch: dict[int, Obj] = {}
         reads: list[tuple[int, int, int]] = []
-        room = self.ctx.config.restores_max - self.restoring
+        config = self.ctx.config
+        room, room_bytes = config.restores_max - self.restoring, config.restore_bytes_max - self.restoring_bytes
         while self._queue and len(reads) < room:
+            if self._queue[0].length > room_bytes and (reads or self._reading):
+                break
             obj = self._queue.popleft()
+            room_bytes -= obj.length
             if obj.state is State.QUARANTINED:
                 self.ctx.books.quiet(obj)
                 self.ctx.arrived(obj, Reason.VERSION_CHANGED)
@@ -213,6 +219,17 @@ class DiskDesk:
         if refused is not None:
             return refused
         return None if checksum == obj.checksum else Reason.CHECKSUM_MISMATCH
+
+    def in_hand(self) -> Iterator[Obj]:
+        """Every object whose slot a restore answers for."""
+        yield from self._queue
+        for batch in self._reading.values():
+            yield from batch.values()
+
+    def pinned(self) -> Iterator[Obj]:
+        """Every object pinned while it is written to disk."""
+        for writing in self._writing.values():
+            yield from writing.objects
 
     # --- extents -------------------------------------------------------------------------------
 

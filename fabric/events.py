@@ -34,6 +34,11 @@ class EventDesk:
         self._unacked: OrderedDict[int, EventBatch] = OrderedDict()
         self._overflowed = False
 
+    @property
+    def unacknowledged(self) -> int:
+        """Batches kept because the directory has not said that it saw them."""
+        return len(self._unacked)
+
     def start(self) -> None:
         """Begin telling the directory, at once and then by heartbeat, where this stream stands."""
         self._beat()

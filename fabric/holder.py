@@ -197,7 +197,8 @@ class HolderCore:
     def _mate_lookup(self, peer: str, message: MateLookup) -> None:
         ctx = self.ctx
         columns = ctx.books.columns(ctx.config.holder, ctx.incarnation, message.prompt, ctx.books.shards)
-        ctx.send(peer, MateColumns(message.op, tuple(columns), tuple(ctx.books.rooms(message.prompt))))
+        rooms, caps = ctx.books.rooms(message.prompt), ctx.books.admission.caps(message.prompt.tenant)
+        ctx.send(peer, MateColumns(message.op, tuple(columns), tuple(rooms), caps))
 
     def _pin_reply(self, peer: str, message: PinReply) -> None:
         if not self.leader.pin_reply(peer, message):

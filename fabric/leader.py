@@ -12,9 +12,9 @@ Every way out is :meth:`Leader._finish`, which counts the acquire once.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 
+from .admission import WaitingLine
 from .context import HolderContext, Recent
 from .kinds import Cause, Reason, Status, cause_of
 from .messages import (
@@ -86,7 +86,7 @@ class Leader:
         self.ctx = ctx
         self.ops: dict[str, AcquireOp] = {}
         self.by_request: dict[str, AcquireOp] = {}
-        self.waiting: deque[AcquireOp] = deque()
+        self.waiting: WaitingLine[AcquireOp] = WaitingLine(ctx.config.ageing_s)
         self._recent = Recent(ctx.config.answers_kept)
         self._room_seen = 0
 
@@ -158,7 +158,7 @@ class Leader:
             return
         op.asked.discard(peer)
         op.view.learn(peer, message.columns)
-        op.view.learn_room(peer, message.room)
+        op.view.learn_room(peer, message.room, message.caps)
         if not op.asked:
             self._here_known(op)
 
@@ -174,7 +174,7 @@ class Leader:
         ctx = self.ctx
         me = ctx.config.holder
         op.view.learn(me, ctx.books.columns(me, ctx.incarnation, op.request.prompt, ctx.books.shards))
-        op.view.learn_room(me, ctx.books.rooms(op.request.prompt))
+        op.view.learn_room(me, ctx.books.rooms(op.request.prompt), ctx.books.admission.caps(op.request.prompt.tenant))
 
     def _here_known(self, op: AcquireOp) -> None:
         """All ranks told what they have: enough here for the best there could be needs no directory."""
@@ -257,7 +257,7 @@ class Leader:
             if ready < possible and self.ctx.now < op.wait_until_s:
                 self._wait(op)
                 return
-            op.limited = (lacking, Reason.ADMISSION_LIMIT)
+            op.limited = lacking
             tokens = ready
             self.ctx.counters["admission_refusals"] += 1
         elif (
@@ -266,7 +266,7 @@ class Leader:
             self._wait(op)
             return
         if tokens < max(op.request.min_tokens, 1):
-            self._finish(op, 0, refused=Reason.ADMISSION_LIMIT if op.limited else None)
+            self._finish(op, 0, refused=op.limited[1] if op.limited else None)
             return
         self._open_parts(op, tokens, found)
 
@@ -290,15 +290,15 @@ class Leader:
         return 0
 
     def _wait(self, op: AcquireOp) -> None:
-        """Stand in line for room, first come first served, until wait_s runs out."""
+        """Stand in line for room, in order of coming and priority, until wait_s runs out."""
         op.phase = WAITING
         if op not in self.waiting:
-            self.waiting.append(op)
+            self.waiting.join(op, since_s=op.started_s, priority=op.request.priority)
             self.ctx.counters["admission_waits"] += 1
 
         def over() -> None:
             if op in self.waiting:
-                self.waiting.remove(op)
+                self.waiting.leave(op)
                 self._plan(op)
 
         self.ctx.wake_at(op.wait_until_s, over)
@@ -308,15 +308,14 @@ class Leader:
         if self._room_seen == self.ctx.books.room_gained:
             return
         self._room_seen = self.ctx.books.room_gained
-        for _ in range(len(self.waiting)):
-            op = self.waiting.popleft()
+        for op in self.waiting:
+            if op not in self.waiting:
+                continue
             op.rounds = min(op.rounds, 1)
-            self.waiting.appendleft(op)
             self._plan(op)
             if op.phase == WAITING:
                 return
-            if op in self.waiting:
-                self.waiting.remove(op)
+            self.waiting.leave(op)
 
     # --- shares --------------------------------------------------------------------------------
 
@@ -382,7 +381,8 @@ class Leader:
             by_holder.setdefault(column.holder, []).append(column)
         for told, columns in by_holder.items():
             view.learn(told, columns)
-        view.learn_room(holder, reply.room)
+        if reply.refused is not None:
+            view.learn_room(holder, reply.room, reply.caps)
         view.unreachable.update(reply.lost)
         for bad in reply.bad:
             view.mark_bad(bad)
@@ -614,8 +614,7 @@ class Leader:
         op.phase = DONE
         self.ops.pop(op.op, None)
         self.by_request.pop(op.request.request, None)
-        if op in self.waiting:
-            self.waiting.remove(op)
+        self.waiting.leave(op)
         if op.background:
             if answer.grant is not None:
                 self.release(answer.grant.lease)

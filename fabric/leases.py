@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .arena import Arena, SlotState
 from .books import Books, Obj
@@ -137,10 +139,9 @@ def read_refusal(
 
 def slots_unchanged(part: LeasePart, arena: Arena) -> bool:
     """Whether every leased slot still bears the leased version, sealed."""
-    for run in part.slots:
-        slots = np.frombuffer(run.slots, dtype="<u4")
-        if arena.versions[slots].tobytes() != run.versions:
-            return False
-        if (arena.states[slots] != SlotState.SEALED).any():
-            return False
-    return True
+    return all(slots_stand(np.frombuffer(run.slots, dtype="<u4"), run.versions, arena) for run in part.slots)
+
+
+def slots_stand(slots: npt.NDArray[np.integer[Any]], versions: bytes, arena: Arena) -> bool:
+    """Whether these slots bear these versions (uint64 each), sealed."""
+    return arena.versions[slots].tobytes() == versions and bool((arena.states[slots] == SlotState.SEALED).all())

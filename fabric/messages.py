@@ -98,6 +98,20 @@ class Room:
     pinned: Bits
 
 
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """What a byte limit of a holder leaves one tenant in some groups together.
+
+    ``room_bytes``: not in use or evictable; ``bytes_max``: the whole limit; ``reason``: what a
+    refusal by it is called.
+    """
+
+    groups: tuple[int, ...]
+    room_bytes: int
+    bytes_max: int
+    reason: Reason
+
+
 # --- sessions to holders -----------------------------------------------------------------------
 
 
@@ -312,6 +326,7 @@ class MateColumns:
     op: str
     columns: tuple[Column, ...]
     room: tuple[Room, ...]
+    caps: tuple[Cap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +380,7 @@ class PartReply:
     stale: tuple[Column, ...]
     room: tuple[Room, ...]
     moved_bytes: tuple[tuple[int, int], ...]
+    caps: tuple[Cap, ...] = ()
 
 
 @record(24)

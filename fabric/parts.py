@@ -10,6 +10,7 @@ ordinary copy, and answers with the truth; the leader erodes again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .books import Obj, split
@@ -21,6 +22,7 @@ from .leases import LeaseRecord, grace_s, part_of
 from .lifecycle import State
 from .messages import (
     BadCopy,
+    Cap,
     Column,
     Fetch,
     Objects,
@@ -202,12 +204,9 @@ class PartDesk:
 
     def _reserve(self, part: Part, to_restore: list[Obj], to_fetch: list[tuple[Source, Arriving]]) -> None:
         """Room for the whole need in every pool in one step, or none of it."""
-        wants: dict[tuple[int, int], int] = {}
-        for obj in [*to_restore, *(a.obj for _, a in to_fetch)]:
-            wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
-        lacking = self.ctx.books.lacking(wants)
+        lacking = self.ctx.books.lacking([*to_restore, *(a.obj for _, a in to_fetch)])
         if lacking is not None:
-            self._refuse(part, Reason.ADMISSION_LIMIT, lacking[0])
+            self._refuse(part, lacking.reason, lacking.group)
             return
         for _, arriving in to_fetch:
             obj = arriving.obj
@@ -453,6 +452,19 @@ class PartDesk:
         if part is not None and source is not None:
             self._source_silent(part, source)
 
+    def in_hand(self) -> Iterator[Obj]:
+        """Every object whose slot a fetch answers for, landing or not yet quiet."""
+        for part in self.open_parts.values():
+            for source in part.sources.values():
+                yield from (a.obj for a in source.arriving)
+        for objects in self._quarantined.values():
+            yield from objects
+
+    def pinned(self) -> Iterator[Obj]:
+        """Every object pinned for a share in progress, once a pin."""
+        for part in self.open_parts.values():
+            yield from part.pinned
+
     # --- ready ---------------------------------------------------------------------------------
 
     def _advance(self, part: Part) -> None:
@@ -503,11 +515,13 @@ class PartDesk:
         ctx = self.ctx
         stale = list(part.truth)
         rooms: tuple[Room, ...] = ()
+        caps: tuple[Cap, ...] = ()
         if part.refused is not None:
             self._unpin(part)
             prompt = part.request.prompt
             stale.extend(ctx.books.columns(ctx.config.holder, ctx.incarnation, prompt, ctx.books.shards))
             rooms = tuple(ctx.books.rooms(prompt))
+            caps = ctx.books.admission.caps(prompt.tenant)
         part.replied = PartReply(
             part.request.op,
             part.refused,
@@ -517,6 +531,7 @@ class PartDesk:
             tuple(stale),
             rooms,
             tuple(part.moved_bytes.items()),
+            caps,
         )
         ctx.send(part.leader, part.replied)
         if part.refused is not None:

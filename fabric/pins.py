@@ -7,6 +7,7 @@ carries the truth: this holder's columns of the prompt.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .books import Obj, slot_run, split
@@ -96,21 +97,20 @@ class PinDesk:
         """Pin what is in memory, start restoring the rest; reply once all stands."""
         ctx = self.ctx
         to_restore: list[Obj] = []
-        wants: dict[tuple[int, int], int] = {}
         joined: list[Obj] = []
         for run in pin.runs:
             for _, obj in run:
                 if obj.state is State.ON_TIER:
                     to_restore.append(obj)
-                    wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
                 elif obj.state is State.RESTORING:
                     joined.append(obj)
                 else:
                     ctx.books.pin(obj)
                     pin.pinned.append(obj)
         ctx.books.touch(pin.pinned)
-        if ctx.books.lacking(wants) is not None:
-            self._fail(pin, Reason.ADMISSION_LIMIT)
+        lacking = ctx.books.lacking(to_restore)
+        if lacking is not None:
+            self._fail(pin, lacking.reason)
             return
         pin.awaited = len(to_restore) + len(joined)
         index_of = {id(obj): (i, obj) for run in pin.runs for i, obj in run}
@@ -233,6 +233,11 @@ class PinDesk:
             del self.open[key]
             self.ctx.counters["pins_expired"] += 1
             self._release(pin)
+
+    def pinned(self) -> Iterator[Obj]:
+        """Every object pinned for another holder, once a pin."""
+        for pin in self.open.values():
+            yield from pin.pinned
 
     def _release(self, pin: SourcePin) -> None:
         pin.ended = True

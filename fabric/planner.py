@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .books import split
 from .evidence import Blocked, GroupEvidence
 from .kinds import Form, ObjectKind, Reason
-from .messages import BadCopy, Column, Fetch, Objects, Prompt, Room
+from .messages import BadCopy, Cap, Column, Fetch, Objects, Prompt, Room
 from .model import ModelSpec
 from .passport import Abi, abi_refusal
 from .rules import needs
@@ -41,6 +41,7 @@ class View:
     readers: tuple[str, ...]
     columns: dict[tuple[str, int, int], Column] = field(default_factory=dict)
     rooms: dict[tuple[str, int, int], Room] = field(default_factory=dict)
+    caps: dict[str, tuple[Cap, ...]] = field(default_factory=dict)
     unreachable: set[str] = field(default_factory=set)
     bad: dict[tuple[str, int, int], dict[tuple[Reason, bool], int]] = field(default_factory=dict)
     evicted: dict[int, int] = field(default_factory=dict)
@@ -59,7 +60,8 @@ class View:
         key = (bad.reason, bad.from_tier)
         reasons[key] = reasons.get(key, 0) | 1 << bad.index
 
-    def learn_room(self, holder: str, rooms: Iterable[Room]) -> None:
+    def learn_room(self, holder: str, rooms: Iterable[Room], caps: tuple[Cap, ...]) -> None:
+        self.caps[holder] = caps
         for room in rooms:
             self.rooms[holder, room.group, room.shard] = room
 
@@ -149,21 +151,29 @@ class View:
                 wanted[group] = bits
         return wanted
 
-    def lacking_room(self, tokens: int, *, whole_pool: bool = False) -> int | None:
-        """The first group whose pool at some reader has no room for ``tokens``; None if all have.
+    def lacking_room(self, tokens: int, *, whole_pool: bool = False) -> tuple[int, Reason] | None:
+        """The first group that has no room for ``tokens`` in its pool at some reader or under a limit
+        there, and what that is called; None if all have.
 
-        ``whole_pool``: whether the pool could ever hold it, however long one waits.
+        ``whole_pool``: whether pool and limit could ever hold it, however long one waits.
         """
+        needs_bytes: dict[tuple[str, int], int] = {}
         for group, bits in self.wanted(tokens).items():
             for shard in range(self.model.shards):
-                room = self.rooms.get((self.readers[shard], group, shard))
+                holder = self.readers[shard]
+                room = self.rooms.get((holder, group, shard))
                 if room is None:
-                    return group
-                if whole_pool:
-                    if bits.bit_count() > room.pool_slots:
-                        return group
-                elif (bits & ~room.pinned).bit_count() > room.slots:
-                    return group
+                    return group, Reason.ADMISSION_LIMIT
+                count = bits.bit_count() if whole_pool else (bits & ~room.pinned).bit_count()
+                if count > (room.pool_slots if whole_pool else room.slots):
+                    return group, Reason.ADMISSION_LIMIT
+                size = count * self.model.groups[group].block_bytes
+                needs_bytes[holder, group] = needs_bytes.get((holder, group), 0) + size
+        for holder, caps in self.caps.items():
+            for cap in caps:
+                need = sum(needs_bytes.get((holder, group), 0) for group in cap.groups)
+                if need > (cap.bytes_max if whole_pool else cap.room_bytes):
+                    return next(g for g in cap.groups if needs_bytes.get((holder, g))), cap.reason
         return None
 
     def plan(self, tokens: int, revisions: Sequence[int | None]) -> list[PartPlan]:

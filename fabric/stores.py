@@ -12,6 +12,7 @@ step, so another acquire sees all of it or none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .books import Obj, slot_run, split
@@ -63,12 +64,9 @@ class StoreDesk:
             return StoreBegun(message.request, 0, (), refusal, "")
         by_item, kept = self._fresh_objects(message)
         fresh = [obj for run in by_item for obj, _ in run]
-        wants: dict[tuple[int, int], int] = {}
-        for obj in fresh:
-            wants[obj.group, obj.shard] = wants.get((obj.group, obj.shard), 0) + 1
         for obj in kept:
             ctx.books.pin(obj)
-        lacking = ctx.books.lacking(wants)
+        lacking = ctx.books.lacking(fresh)
         number = ctx.number()
         if lacking is None:
             for obj in fresh:
@@ -78,8 +76,7 @@ class StoreDesk:
             ctx.books.unpin(obj)
         if lacking is not None:
             ctx.counters["admission_refusals"] += 1
-            group = ctx.model.groups[lacking[0]].name
-            return StoreBegun(message.request, 0, (), Reason.ADMISSION_LIMIT, group)
+            return StoreBegun(message.request, 0, (), lacking.reason, ctx.model.groups[lacking.group].name)
         expires_s = ctx.now + ctx.config.attempt_ttl_s
         self.attempts[number] = Attempt(
             number, message.request, client, fresh, message.retire, message.prompt.weights, expires_s
@@ -187,6 +184,13 @@ class StoreDesk:
         if attempt is not None:
             self._quarantine(attempt)
         self.ctx.send(client, Done(message.request, None, ""))
+
+    def in_hand(self) -> Iterator[Obj]:
+        """Every object whose slot an open or an aborted attempt answers for."""
+        for attempt in self.attempts.values():
+            yield from attempt.objects
+        for _, objects in self.aborted.values():
+            yield from objects
 
     def quiet(self, client: str, message: StoreQuiet) -> None:
         self._quiet(message.attempt)

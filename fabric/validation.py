@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .arena import PAGE_BYTES, Arena, SlotState
 from .books import Obj
 from .kinds import Form, Layer, ProtocolError, Reason
@@ -58,7 +60,7 @@ class ProvenSlot:
 class Proof:
     """Four passed verdicts and the exact slots they speak of. Only :func:`prove` makes one."""
 
-    __slots__ = ("objects", "shards", "slots", "tokens", "verdicts")
+    __slots__ = ("objects", "shards", "slot_numbers", "slot_versions", "slots", "tokens", "verdicts")
 
     def __init__(
         self,
@@ -76,6 +78,8 @@ class Proof:
         self.shards = shards
         self.verdicts = verdicts
         self.slots = slots
+        self.slot_numbers = np.array([s.slot for s in slots], dtype=np.int64)
+        self.slot_versions = np.array([s.version for s in slots], dtype="<u8").tobytes()
         self.objects = objects
 
 
