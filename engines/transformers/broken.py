@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,65 +15,58 @@ from .rotary import Pairs, rotations
 from .tensors import Bytes
 
 if TYPE_CHECKING:
-    from .library import PreTrainedConfig
+    from transformers import PreTrainedConfig
 
 Elements = npt.NDArray[Any]
 Edit = Callable[[Field, Elements], Elements | None]
 """Elements of one field in one object, shape [rows, the other axes]: edited, or None to leave it."""
 
 
-def without(objects: Objects, names: Iterable[str]) -> Objects:
-    """No object of those groups."""
-    return {**objects, **{name: {} for name in names}}
+def without(objects: Objects, name: str) -> Objects:
+    """No object of that group."""
+    return {**objects, name: {}}
 
 
-def without_last(objects: Objects, names: Iterable[str], count: int) -> Objects:
-    """Without the last ``count`` objects of each of those groups."""
-    return {**objects, **{name: _sliced(objects[name], slice(None, -count)) for name in names}}
+def without_last(objects: Objects, name: str, count: int) -> Objects:
+    """Without the last ``count`` objects of that group."""
+    held = objects[name]
+    return {**objects, name: {index: held[index] for index in sorted(held)[:-count]}}
 
 
-def without_first(objects: Objects, names: Iterable[str]) -> Objects:
-    """Without the first object of each of those groups."""
-    return {**objects, **{name: _sliced(objects[name], slice(1, None)) for name in names}}
+def without_first(objects: Objects, name: str) -> Objects:
+    """Without the first object of that group."""
+    held = objects[name]
+    return {**objects, name: {index: held[index] for index in sorted(held)[1:]}}
 
 
-def replaced(objects: Objects, others: Objects, names: Iterable[str]) -> Objects:
-    """Those groups from another set."""
-    return {**objects, **{name: others[name] for name in names}}
+def replaced(objects: Objects, others: Objects, name: str) -> Objects:
+    """That group from another set."""
+    return {**objects, name: others[name]}
 
 
-def shifted(objects: Objects, names: Iterable[str]) -> Objects:
+def shifted(objects: Objects, name: str) -> Objects:
     """Each block holds the rows of the block before it; the oldest, whose are gone, is absent."""
-    moved = {}
-    for name in names:
-        held = objects[name]
-        moved[name] = {index: held[index - 1] for index in held if index - 1 in held}
-    return {**objects, **moved}
+    held = objects[name]
+    return {**objects, name: {index: held[index - 1] for index in held if index - 1 in held}}
 
 
-def overlap_zeroed(objects: Objects, groups: Iterable[GroupLayout]) -> Objects:
-    """The overlap's fields of those groups read as zeros."""
-    return edited(objects, groups, lambda field, held: np.zeros_like(held) if field.rows is Rows.OVERLAP else None)
+def overlap_zeroed(objects: Objects, group: GroupLayout) -> Objects:
+    """The overlap's fields read as zeros."""
+    return edited(objects, group, lambda field, held: np.zeros_like(held) if field.rows is Rows.OVERLAP else None)
 
 
-def layers_swapped(objects: Objects, groups: Iterable[GroupLayout]) -> Objects:
-    """The fields of each group's first two layers exchanged."""
-    swapped = dict(objects)
-    for group in groups:
-        one, other = ([f for f in group.fields if f.layer == layer] for layer in group.spec.layers[:2])
-        spans = [(_span(a), _span(b)) for a, b in zip(one, other, strict=True)]
-        swapped[group.spec.name] = {index: _exchanged(held, spans) for index, held in objects[group.spec.name].items()}
-    return swapped
+def layers_swapped(objects: Objects, group: GroupLayout) -> Objects:
+    """The fields of the group's first two layers exchanged."""
+    one, other = ([f for f in group.fields if f.layer == layer] for layer in group.spec.layers[:2])
+    spans = [(_span(a), _span(b)) for a, b in zip(one, other, strict=True)]
+    held = objects[group.spec.name]
+    return {**objects, group.spec.name: {index: _exchanged(array, spans) for index, array in held.items()}}
 
 
-def edited(objects: Objects, groups: Iterable[GroupLayout], edit: Edit) -> Objects:
-    """Every field of those groups as ``edit`` makes it."""
-    changed = dict(objects)
-    for group in groups:
-        changed[group.spec.name] = {
-            index: _edited_object(held, group.fields, edit) for index, held in objects[group.spec.name].items()
-        }
-    return changed
+def edited(objects: Objects, group: GroupLayout, edit: Edit) -> Objects:
+    """Every field of the group as ``edit`` makes it."""
+    held = objects[group.spec.name]
+    return {**objects, group.spec.name: {index: _edited(array, group, edit) for index, array in held.items()}}
 
 
 def other_rotary_layout(config: PreTrainedConfig) -> Edit:
@@ -96,15 +89,14 @@ def other_rotary_layout(config: PreTrainedConfig) -> Edit:
     return edit
 
 
+def is_square_state(field: Field) -> bool:
+    """Whether the field is a recurrent state whose key and value axes are of one size."""
+    return field.name.startswith("recurrent_states.") and field.shape[-1] == field.shape[-2]
+
+
 def transposed_state(field: Field, elements: Elements) -> Elements | None:
     """Exchange the key and value axes of a square recurrent state."""
-    if not field.name.startswith("recurrent_states.") or elements.shape[-1] != elements.shape[-2]:
-        return None
-    return elements.swapaxes(-1, -2)
-
-
-def _sliced(group: dict[int, Bytes], part: slice) -> dict[int, Bytes]:
-    return {index: group[index] for index in sorted(group)[part]}
+    return elements.swapaxes(-1, -2) if is_square_state(field) else None
 
 
 def _span(field: Field) -> slice:
@@ -118,9 +110,9 @@ def _exchanged(held: Bytes, spans: list[tuple[slice, slice]]) -> Bytes:
     return copied
 
 
-def _edited_object(held: Bytes, fields: Iterable[Field], edit: Edit) -> Bytes:
+def _edited(held: Bytes, group: GroupLayout, edit: Edit) -> Bytes:
     copied = held.copy()
-    for field in fields:
+    for field in group.fields:
         others = [size for axis, size in enumerate(field.shape) if axis != field.row_axis]
         width = field.row_bytes // int(np.prod(others))
         elements = np.ascontiguousarray(held[_span(field)]).view(f"V{width}").reshape(field.object_rows, *others)

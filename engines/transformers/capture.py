@@ -14,7 +14,7 @@ from .layers import adapter_of, class_name, read
 from .tensors import Bytes, dtype_name, rows_to_bytes
 
 if TYPE_CHECKING:
-    from .library import Cache
+    from transformers.cache_utils import Cache
 
 Objects = dict[str, dict[int, Bytes]]
 """By group name and object index: index i is the block that ends at (i + 1) * block_tokens, or the

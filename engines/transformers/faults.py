@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ...fabric.kinds import ObjectKind
 from ...fabric.passport import AbiPassport
 from .broken import (
     edited,
+    is_square_state,
     layers_swapped,
     other_rotary_layout,
     overlap_zeroed,
@@ -38,7 +39,12 @@ from .rotary import rotations
 from .tiny_models import fine_tuned
 
 if TYPE_CHECKING:
-    from .library import Cache, PreTrainedModel
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
+
+
+STALE_TOKENS = 16
+"""How far a stale indexer lags behind its history."""
 
 
 class Meets(StrEnum):
@@ -52,11 +58,11 @@ class Meets(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """One broken set. ``objects`` is whole but for what ``words`` say of ``groups``."""
+    """One broken set. ``objects`` is whole but for what ``words`` say of ``group``."""
 
     name: str
     kind: ObjectKind
-    groups: tuple[str, ...]
+    group: str
     meets: Meets
     words: str
     objects: Objects
@@ -97,10 +103,15 @@ class Scene:
         """What the model's own cache holds at the position."""
         return self._captured(self.model, self.position)
 
+    @property
+    def has_earlier(self) -> bool:
+        """Whether there is a position before it on the grid."""
+        return self.position > self.geometry.grid_tokens
+
     @cached_property
     def earlier(self) -> Objects:
         """What it held one grid step earlier. Raises EngineError if there is no earlier position."""
-        if self.position <= self.geometry.grid_tokens:
+        if not self.has_earlier:
             raise EngineError(f"position {self.position}: there is none before it on the grid")
         return self._captured(self.model, self.position - self.geometry.grid_tokens)
 
@@ -133,217 +144,190 @@ class Scene:
             case Meets.OTHER_WEIGHTS:
                 return self.other_weights
             case Meets.OTHER_POSITION:
-                return replaced(self.exact, self.earlier, fault.groups)
+                return replaced(self.exact, self.earlier, fault.group)
             case Meets.ABSENT | Meets.OTHER_LAYOUT:
                 return fault.objects
 
 
 def faults(scene: Scene) -> list[Fault]:
-    """Every fault that this model can have at this position, history first."""
+    """Every fault that this model can have at this position, one group each, history first."""
     return [fault for make in (_history, _tail, _window, _indexer, _recurrent) for fault in make(scene)]
 
 
 def _history(scene: Scene) -> Iterator[Fault]:
-    groups = [group for group in scene.groups(ObjectKind.COMPRESSED_HISTORY) if not group.is_snapshot]
-    held = [group for group in groups if scene.exact[group.spec.name]]
-    if not held:
+    blocks = [group for group in scene.groups(ObjectKind.COMPRESSED_HISTORY) if not group.is_snapshot]
+    group = next((group for group in blocks if scene.exact[group.spec.name]), None)
+    if group is None:
         return
-    kind, names = ObjectKind.COMPRESSED_HISTORY, tuple(group.spec.name for group in held)
-    yield Fault(
+    fault = partial(_fault, group)
+    name = group.spec.name
+    yield fault(
         "history_last_block_absent",
-        kind,
-        names,
         Meets.ABSENT,
-        "the last history block was not stored",
-        without_last(scene.exact, names, 1),
+        "the last block of the history was not stored",
+        without_last(scene.exact, name, 1),
     )
-    yield Fault(
+    yield fault(
         "history_of_other_weights",
-        kind,
-        names,
         Meets.OTHER_WEIGHTS,
         "history of a 1 % fine-tune under the same name",
-        replaced(scene.exact, scene.other_weights, names),
+        replaced(scene.exact, scene.other_weights, name),
     )
-    if _rotated(scene, held):
-        yield Fault(
+    if _is_rotated(scene, group):
+        yield fault(
             "history_rope_layout",
-            kind,
-            names,
             Meets.OTHER_LAYOUT,
-            "rotated channels laid out in the other way: halves for pairs",
-            edited(scene.exact, held, other_rotary_layout(scene.model.config)),
+            "history whose rotated channels lie in the other order: halves for pairs, or pairs for halves",
+            edited(scene.exact, group, other_rotary_layout(scene.model.config)),
         )
-    layered = [group for group in held if len(group.spec.layers) > 1]
-    if layered:
-        yield Fault(
+    if len(group.spec.layers) > 1:
+        yield fault(
             "history_layers_swapped",
-            kind,
-            tuple(group.spec.name for group in layered),
             Meets.OTHER_LAYOUT,
             "two layers of the history in each other's place",
-            layers_swapped(scene.exact, layered),
+            layers_swapped(scene.exact, group),
         )
 
 
 def _tail(scene: Scene) -> Iterator[Fault]:
     groups = scene.groups(ObjectKind.UNCOMPRESSED_TAIL)
-    names = tuple(group.spec.name for group in groups)
-    buffered = any(_rows_of(group, Rows.BUFFER, scene.position) for group in groups)
-    overlapped = [group for group in groups if _rows_of(group, Rows.OVERLAP, scene.position)]
-    overlap_names = tuple(group.spec.name for group in overlapped)
-    kind = ObjectKind.UNCOMPRESSED_TAIL
-    if buffered:
-        yield Fault(
+    buffered = next((group for group in groups if _rows_of(group, Rows.BUFFER, scene.position)), None)
+    overlapped = next((group for group in groups if _rows_of(group, Rows.OVERLAP, scene.position)), None)
+    if buffered is not None:
+        fault = partial(_fault, buffered)
+        yield fault(
             "tail_missing",
-            kind,
-            names,
             Meets.ABSENT,
-            "raw tokens since the last compressed entry were not stored",
-            without(scene.exact, names),
+            "the raw tokens since the last compressed entry were not stored",
+            without(scene.exact, buffered.spec.name),
         )
-        yield Fault(
-            "tail_one_token_short",
-            kind,
-            names,
-            Meets.OTHER_POSITION,
-            "the tail of one position earlier",
-            _at_position(scene, names),
-        )
-    if overlapped and buffered:
-        yield Fault(
+        if scene.has_earlier:
+            yield fault(
+                "tail_one_token_short",
+                Meets.OTHER_POSITION,
+                "the tail of one position earlier",
+                _of_earlier_position(scene, buffered),
+            )
+    if overlapped is not None and buffered is not None:
+        yield _fault(
+            overlapped,
             "overlap_missing",
-            kind,
-            overlap_names,
             Meets.OTHER_LAYOUT,
             "a tail without the half window that the next entry overlaps",
             overlap_zeroed(scene.exact, overlapped),
         )
-    if overlapped and not buffered:
-        yield Fault(
+    if overlapped is not None and buffered is None:
+        yield _fault(
+            overlapped,
             "overlap_missing_aligned",
-            kind,
-            overlap_names,
             Meets.ABSENT,
             "no tail stored at a position that every ratio divides: its overlap is needed there too",
-            without(scene.exact, overlap_names),
+            without(scene.exact, overlapped.spec.name),
         )
 
 
 def _window(scene: Scene) -> Iterator[Fault]:
-    kind = ObjectKind.SLIDING_WINDOW
-    groups = scene.groups(kind)
-    names = tuple(group.spec.name for group in groups)
-    if not groups:
+    group = next(iter(scene.groups(ObjectKind.SLIDING_WINDOW)), None)
+    if group is None:
         return
-    yield Fault("window_missing", kind, names, Meets.ABSENT, "no window row was stored", without(scene.exact, names))
-    blocks = tuple(group.spec.name for group in groups if not group.is_snapshot)
-    if blocks:
-        yield Fault(
-            "window_one_row_short",
-            kind,
-            blocks,
-            Meets.ABSENT,
-            "the oldest row of the window was not stored",
-            without_first(scene.exact, blocks),
-        )
-        yield Fault(
+    fault = partial(_fault, group)
+    name = group.spec.name
+    yield fault("window_missing", Meets.ABSENT, "no row of the window was stored", without(scene.exact, name))
+    if group.is_snapshot:
+        return
+    yield fault(
+        "window_one_row_short",
+        Meets.ABSENT,
+        "the oldest row of the window was not stored",
+        without_first(scene.exact, name),
+    )
+    if scene.has_earlier:
+        yield fault(
             "window_one_token_off",
-            kind,
-            blocks,
             Meets.OTHER_POSITION,
             "a whole window, of one position earlier",
-            shifted(scene.exact, blocks),
+            shifted(scene.exact, name),
         )
 
 
 def _indexer(scene: Scene) -> Iterator[Fault]:
-    kind = ObjectKind.INDEXER
-    groups = [group for group in scene.groups(kind) if scene.exact[group.spec.name]]
-    names = tuple(group.spec.name for group in groups)
-    if not groups:
+    group = next((group for group in scene.groups(ObjectKind.INDEXER) if scene.exact[group.spec.name]), None)
+    if group is None:
         return
-    yield Fault(
+    fault = partial(_fault, group)
+    name = group.spec.name
+    yield fault(
         "indexer_one_block_short",
-        kind,
-        names,
         Meets.ABSENT,
         "indexer keys end one block before the history they index",
-        without_last(scene.exact, names, 1),
+        without_last(scene.exact, name, 1),
     )
-    stale = max(1, 16 // groups[0].spec.unit_tokens)
-    yield Fault(
+    yield fault(
         "indexer_stale",
-        kind,
-        names,
         Meets.ABSENT,
-        "indexer keys end 16 tokens before the history they index",
-        without_last(scene.exact, names, stale),
+        f"indexer keys end {STALE_TOKENS} tokens before the history they index",
+        without_last(scene.exact, name, max(1, STALE_TOKENS // group.spec.unit_tokens)),
     )
-    yield Fault(
+    yield fault(
         "indexer_of_other_weights",
-        kind,
-        names,
         Meets.OTHER_WEIGHTS,
         "indexer keys of a 1 % fine-tune under the same name",
-        replaced(scene.exact, scene.other_weights, names),
+        replaced(scene.exact, scene.other_weights, name),
     )
-    if _rotated(scene, groups):
-        yield Fault(
+    if _is_rotated(scene, group):
+        yield fault(
             "indexer_other_rotation",
-            kind,
-            names,
             Meets.OTHER_LAYOUT,
             "indexer keys in another rotary convention, of equal shape and dtype",
-            edited(scene.exact, groups, other_rotary_layout(scene.model.config)),
+            edited(scene.exact, group, other_rotary_layout(scene.model.config)),
         )
 
 
 def _recurrent(scene: Scene) -> Iterator[Fault]:
-    groups = [group for group in scene.groups(ObjectKind.COMPRESSED_HISTORY) if group.role is Role.RECURRENT]
-    if not groups:
+    histories = scene.groups(ObjectKind.COMPRESSED_HISTORY)
+    group = next((group for group in histories if group.role is Role.RECURRENT), None)
+    if group is None:
         return
-    kind, names = ObjectKind.COMPRESSED_HISTORY, tuple(group.spec.name for group in groups)
-    yield Fault(
-        "state_missing", kind, names, Meets.ABSENT, "no recurrent state was stored", without(scene.exact, names)
+    fault = partial(_fault, group)
+    yield fault(
+        "state_missing",
+        Meets.ABSENT,
+        "no recurrent state was stored",
+        without(scene.exact, group.spec.name),
     )
-    if scene.position > scene.geometry.grid_tokens:
-        yield Fault(
+    if scene.has_earlier:
+        yield fault(
             "state_of_previous_position",
-            kind,
-            names,
             Meets.OTHER_POSITION,
             "the recurrent state of one position earlier",
-            _at_position(scene, names),
+            _of_earlier_position(scene, group),
         )
-    fields = [field for group in groups for field in group.fields if field.name.startswith("recurrent_states.")]
-    if any(field.shape[-1] == field.shape[-2] for field in fields):
-        yield Fault(
+    if any(is_square_state(field) for field in group.fields):
+        yield fault(
             "state_transposed",
-            kind,
-            names,
             Meets.OTHER_LAYOUT,
             "recurrent states stored [value, key] and read [key, value]: square, so no shape differs",
-            edited(scene.exact, groups, transposed_state),
+            edited(scene.exact, group, transposed_state),
         )
 
 
-def _at_position(scene: Scene, names: Iterable[str]) -> Objects:
-    """Snapshots of one grid step earlier, claiming to be of the scene's position."""
-    step = scene.geometry.grid_tokens
-    broken = dict(scene.exact)
-    for name in names:
-        unit = scene.geometry.group(name).spec.unit_tokens
-        snapshot = scene.earlier[name][(scene.position - step) // unit - 1].copy()
-        write_position(snapshot, scene.position)
-        broken[name] = {scene.position // unit - 1: snapshot}
-    return broken
+def _fault(group: GroupLayout, name: str, meets: Meets, words: str, objects: Objects) -> Fault:
+    return Fault(name, group.spec.kind, group.spec.name, meets, words, objects)
+
+
+def _of_earlier_position(scene: Scene, group: GroupLayout) -> Objects:
+    """That group's snapshot of one grid step earlier, claiming to be of the scene's position."""
+    name, unit = group.spec.name, group.spec.unit_tokens
+    (snapshot,) = scene.earlier[name].values()
+    claimed = snapshot.copy()
+    write_position(claimed, scene.position)
+    return {**scene.exact, name: {scene.position // unit - 1: claimed}}
 
 
 def _rows_of(group: GroupLayout, rows: Rows, position: int) -> int:
     return max((rows.at(position, field.unit) for field in group.fields if field.rows is rows), default=0)
 
 
-def _rotated(scene: Scene, groups: Iterable[GroupLayout]) -> bool:
+def _is_rotated(scene: Scene, group: GroupLayout) -> bool:
     known = rotations(scene.model.config)
-    return any(field.name in known for group in groups for field in group.fields)
+    return any(field.name in known for field in group.fields)

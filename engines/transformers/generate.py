@@ -17,7 +17,8 @@ import torch
 from .library import feed, fresh_cache, quiet
 
 if TYPE_CHECKING:
-    from .library import Cache, PreTrainedModel
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,15 @@ from blake3 import blake3
 
 from ...fabric.kinds import Form, ObjectKind, SpecError
 from ...fabric.model import GroupSpec, ModelSpec
+from ...fabric.needs import needs
 from .errors import GeometryMismatch, UnsupportedCache
 from .layers import Part, Role, Rows, adapter_of, class_name, read
 from .library import decoder_config, feed, fresh_cache, quiet
 from .tensors import dtype_name, dtype_of
 
 if TYPE_CHECKING:
-    from .library import Cache, PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.cache_utils import Cache
 
 POSITION = "position"
 """Name of the int64 at the head of every snapshot."""
@@ -149,15 +151,6 @@ class GroupLayout:
         """Whether objects are states at one position rather than blocks."""
         return self.spec.form is Form.STATE
 
-    def required(self, position: int, ratio: int) -> range:
-        """Indices of the objects a resume at ``position`` reads. ``ratio``: the history's."""
-        unit = self.spec.unit_tokens
-        if self.is_snapshot:
-            return range(position // unit - 1, position // unit)
-        if self.spec.window_tokens is not None:
-            return range(max(0, position - self.spec.window_tokens + 1) // unit, -(-position // unit))
-        return range(-(-(position // ratio * ratio) // unit))
-
     def held(self, position: int, from_token: int) -> range:
         """Indices of the whole objects an engine at ``position`` holds that end after ``from_token``."""
         unit = self.spec.unit_tokens
@@ -194,9 +187,13 @@ class Geometry:
         return ModelSpec(name=self.model, weights=weights, groups=tuple(group.spec for group in self.groups))
 
     @cached_property
+    def _rules(self) -> ModelSpec:
+        return self.model_spec(weights="")
+
+    @property
     def grid_tokens(self) -> int:
         """Tokens between positions that can be captured and resumed at."""
-        return self.model_spec(weights="").grid_tokens
+        return self._rules.grid_tokens
 
     @cached_property
     def layout_digest(self) -> str:
@@ -213,22 +210,19 @@ class Geometry:
             for group in self.groups
         ]
 
-    def ratio_of(self, group: GroupLayout) -> int:
-        """Tokens an entry of the history that a group is, or is of."""
-        spec = group.spec
-        while spec.of is not None:
-            spec = self.group(spec.of).spec
-        return spec.ratio
-
     def check_position(self, position: int) -> None:
         """Raise GeometryMismatch unless ``position`` (tokens) is positive and on the grid."""
         if position < 1 or position % self.grid_tokens:
             raise GeometryMismatch(f"position {position}: must be a positive multiple of {self.grid_tokens} tokens")
 
     def required(self, position: int) -> dict[str, range]:
-        """Indices, by group, of the objects that a resume at ``position`` needs."""
+        """Indices, by group, of the objects that a resume at ``position`` needs: the fabric's own rule."""
         self.check_position(position)
-        return {group.spec.name: group.required(position, self.ratio_of(group)) for group in self.groups}
+        required = needs(self._rules, position)
+        return {
+            group.spec.name: ranges[0] if ranges else range(0)
+            for group, ranges in zip(self.groups, required, strict=True)
+        }
 
 
 def model_identity(config: PreTrainedConfig) -> str:

@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.cache_utils import Cache
 
-    __all__ = [
-        "Cache",
-        "PreTrainedConfig",
-        "PreTrainedModel",
-        "decoder_config",
-        "feed",
-        "fresh_cache",
-        "quiet",
-        "require",
-    ]
-
 INSTALL = "pip install 'kvfabric[engines]'"
 
 
@@ -65,13 +54,16 @@ def fresh_cache(config: PreTrainedConfig) -> Cache:
     return cache
 
 
+def cache_keyword(model: PreTrainedModel) -> str:
+    """What the model's forward pass calls its cache: it has another name before transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def feed(model: PreTrainedModel, cache: Cache, ids: torch.Tensor, *, logits_to_keep: int = 0) -> torch.Tensor:
     """Run ``ids`` [1, tokens] through the model behind what ``cache`` holds: logits [1, kept, vocabulary].
 
-    ``logits_to_keep`` 0 keeps all. The cache's keyword has another name before transformers 5.24.
+    ``logits_to_keep`` 0 keeps all.
     """
-    known = inspect.signature(model.forward).parameters
-    keyword = "cache" if "cache" in known else "past_key_values"
-    arguments: dict[str, Any] = {keyword: cache, "use_cache": True, "logits_to_keep": logits_to_keep}
+    arguments: dict[str, Any] = {cache_keyword(model): cache, "use_cache": True, "logits_to_keep": logits_to_keep}
     logits: torch.Tensor = model(input_ids=ids, **arguments).logits
     return logits

@@ -12,7 +12,7 @@ from .geometry import POSITION, Geometry, GroupLayout
 from .rotary import rotary_convention
 
 if TYPE_CHECKING:
-    from .library import PreTrainedConfig
+    from transformers import PreTrainedConfig
 
 ENGINE = "transformers"
 KERNEL_ABI = 1

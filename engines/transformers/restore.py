@@ -21,7 +21,8 @@ from .library import fresh_cache
 from .tensors import Bytes, bytes_to_rows, dtype_of
 
 if TYPE_CHECKING:
-    from .library import Cache, PreTrainedModel
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
 
 ObjectViews = Mapping[str, Mapping[int, npt.NDArray[np.uint8]]]
 """By group name and object index, 1-D uint8 views; see :data:`capture.Objects`."""

@@ -16,7 +16,7 @@ from blake3 import blake3
 from .library import decoder_config
 
 if TYPE_CHECKING:
-    from .library import PreTrainedConfig
+    from transformers import PreTrainedConfig
 
 
 class Pairs(StrEnum):

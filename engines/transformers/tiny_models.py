@@ -23,7 +23,7 @@ from blake3 import blake3
 from .library import quiet, require
 
 if TYPE_CHECKING:
-    from .library import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 VOCABULARY = 256
 WEIGHT_STD = 0.25

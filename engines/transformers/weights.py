@@ -42,19 +42,20 @@ def weights_revision(source: torch.nn.Module | str | Path) -> str:
     Raises WeightsError if there is no safetensors file (pickled checkpoints are never opened), if
     a file is damaged or two shards name one tensor, or if a tensor has no bytes (meta device).
     """
+    digests: dict[str, bytes] = {}
     if isinstance(source, torch.nn.Module):
-        tensors = dict(_module_tensors(source))
+        for name, tensor in _module_tensors(source):
+            digests[name] = _tensor_digest(name, tensor)
     else:
-        tensors = {}
         for file in _files(Path(source)):
-            _add_file(tensors, file)
-    if not tensors:
+            _add_file(digests, file)
+    if not digests:
         raise WeightsError(
             f"weights_revision: {source if isinstance(source, str | Path) else 'the module'} has no tensors"
         )
     whole = blake3(derive_key_context="kvfabric 2026 weights revision")
-    for name in sorted(tensors):
-        whole.update(_tensor_digest(name, tensors[name]))
+    for name in sorted(digests):
+        whole.update(digests[name])
     return f"{SCHEME}-{whole.hexdigest(16)}"
 
 
@@ -115,13 +116,14 @@ def _shards(index: Path) -> list[str]:
     return names
 
 
-def _add_file(tensors: dict[str, torch.Tensor], file: Path) -> None:
+def _add_file(digests: dict[str, bytes], file: Path) -> None:
+    """Digest the tensors of one file, one in memory at a time."""
     safetensors = require("safetensors")
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
-                if name in tensors:
+                if name in digests:
                     raise WeightsError(f"{file}: tensor {name} stands in another shard too")
-                tensors[name] = opened.get_tensor(name)
+                digests[name] = _tensor_digest(name, opened.get_tensor(name))
     except (OSError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{file}: cannot be read as safetensors ({error})") from None
