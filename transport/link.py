@@ -188,8 +188,12 @@ class Link(Protocol):
     def quiet(self, token: QuietToken) -> bool:
         """Whether no foreign byte can arrive any more from the transfer named; unknown tokens are quiet."""
 
-    def fence(self) -> None:
-        """Make every token quiet at once by force. Peers must be told the new ``region`` afterwards."""
+    def fence(self) -> LinkError | None:
+        """Make every token quiet at once by force; fetches under way in other threads fail as UNAVAILABLE.
+
+        Peers must be told the new ``region`` afterwards. An error says that the link could not start again (a network
+        device that is down, for one): everything is quiet all the same, and calling ``fence`` again tries again.
+        """
 
     def close(self) -> None:
         """Give everything back. Transfers under way are fenced."""
