@@ -235,9 +235,7 @@ class Holder(Service):
     def _moved_nothing(self, effect: StartTransfer, fault: TransferFault) -> None:
         self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, fault) for p in effect.pairs)))
 
-    def _fetch(
-        self, regions: tuple[Region, ...], pairs: list[Pair], deadline_s: float
-    ) -> tuple[str, list[PairResult]]:
+    def _fetch(self, regions: tuple[Region, ...], pairs: list[Pair], deadline_s: float) -> tuple[str, list[PairResult]]:
         """In a thread: over the best way that connects. Raises FabricError where none does."""
         problems = []
         for link, region in preferred(self.links, regions):
@@ -264,7 +262,7 @@ class Holder(Service):
 
     async def _until_quiet(self, token: int, kind: LinkKind, tokens: list[QuietToken]) -> None:
         link = self.links[kind]
-        while not all(link.quiet(t) for t in tokens):
+        while not all(link.quiet(t) for t in tokens):  # noqa: ASYNC110 - a link is polled, it cannot call back
             await asyncio.sleep(QUIET_POLL_S)
         self._feed(TransferQuiet(token))
 

@@ -233,4 +233,3 @@ def node_here() -> str | None:
     if module is None or not module.is_initialized():
         return None
     return str(module.get_runtime_context().get_node_id())
-

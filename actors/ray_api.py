@@ -20,7 +20,7 @@ START_TIMEOUT_S = 120.0
 
 def ray() -> Any:
     """The ray module, imported when first needed."""
-    import ray as module  # noqa: PLC0415 - costs 0.7 s, and `import kvfabric` must not pay it
+    import ray as module
 
     return module
 
@@ -39,6 +39,7 @@ class Node:
 
 
 def is_initialized() -> bool:
+    """Whether this process is connected to a cluster."""
     return bool(ray().is_initialized())
 
 
@@ -96,18 +97,18 @@ def kill(handle: Any) -> None:
 
 def next_count(key: str) -> int:
     """The next value of a durable counter (incarnations, epochs), in Ray's internal KV."""
-    from ray.experimental import internal_kv  # noqa: PLC0415 - with ray itself
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put  # Ray offers no public door to it
 
     full = f"kvfabric:{key}".encode()
-    known = internal_kv._internal_kv_get(full, namespace=b"kvfabric")
+    known = _internal_kv_get(full, namespace=b"kvfabric")
     value = int(known) + 1 if known else 1
-    internal_kv._internal_kv_put(full, str(value).encode(), overwrite=True, namespace=b"kvfabric")
+    _internal_kv_put(full, str(value).encode(), overwrite=True, namespace=b"kvfabric")
     return value
 
 
 def draining_nodes() -> set[str]:
     """Nodes that Ray is about to take away."""
-    from ray._private.state import state  # noqa: PLC0415 - with ray itself
+    from ray._private.state import state
 
     try:
         return set(state.get_draining_nodes())

@@ -76,9 +76,7 @@ class Service:
         host = self.host or socket.gethostbyname(socket.gethostname())
         tcp = await serve_tcp(host, 0, self._secret, self._serve, closed=self._closed)
         self._servers = [unix, tcp]
-        return Member(
-            self.address, self.incarnation, self.node, host_identity(), unix.endpoint, tcp.endpoint, shards
-        )
+        return Member(self.address, self.incarnation, self.node, host_identity(), unix.endpoint, tcp.endpoint, shards)
 
     async def close(self) -> None:
         """Stop listening and let every connection go."""

@@ -51,13 +51,18 @@ class PassportSpec(BaseModel):
 
 
 class TransportSpec(BaseModel):
-    """How bytes travel. ``links``: tried in this order where both sides have them."""
+    """How bytes travel. ``links``: the best that both sides have is taken.
+
+    ``nixl_transports`` and ``network_devices`` are UCX's (``UCX_TLS``, ``UCX_NET_DEVICES``); empty
+    leaves the choice to UCX. ``tcp_host``: the address the plain TCP link listens on.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     links: tuple[Literal["shared_memory", "nixl", "tcp"], ...] = ("shared_memory", "nixl", "tcp")
     nixl_backend: str = "UCX"
-    network_devices: str | None = None
+    nixl_transports: str = ""
+    network_devices: str = ""
     tcp_host: str | None = None
     transfer_timeout_s: float = Field(default=10.0, gt=0)
 

@@ -1,0 +1,183 @@
+"""The public door: ``launch`` a fabric on a Ray cluster, ``connect`` to one, and the handle in between."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..fabric.kinds import FabricError
+from ..fabric.model import ModelSpec
+from ..fabric.passport import AbiPassport
+from . import ray_api
+from .embedded import EmbeddedCluster
+from .info import FabricInfo
+from .session import AsyncSession, Session
+from .spec import FabricSpec
+from .supervisor import DIRECTORY, Supervisor, actor_name
+
+READY_TIMEOUT_S = 120.0
+
+
+class Fabric:
+    """A running fabric. Dropping the handle ends nothing; :meth:`shutdown` does.
+
+    A fabric on an embedded cluster ends with the process that launched it.
+    """
+
+    def __init__(self, name: str, supervisor: Any, spec: FabricSpec, embedded: EmbeddedCluster | None) -> None:
+        self.name = name
+        self.spec = spec
+        self._supervisor = supervisor
+        self._embedded = embedded
+
+    def status(self) -> dict[str, Any]:
+        """Every process, pool, lease and link, as plain data."""
+        return dict(json.loads(ray_api.call(self._supervisor.status.remote())))
+
+    @property
+    def directory(self) -> Any:
+        """The directory's Ray actor handle: ``request(bytes) -> bytes`` takes wire records."""
+        return self._handle(DIRECTORY)
+
+    def holder(self, node: str | None = None, gpu: int = 0) -> Any:
+        """A holder's Ray actor handle: ``request(bytes) -> bytes`` takes wire records.
+
+        ``node``: a Ray node id or a prefix of one (default: this process's node). Raises FabricError
+        where there is none.
+        """
+        wanted = node or ray_api.my_node()
+        info = self.info()
+        here = sorted(m.address for m in info.members if m.shards and m.node.startswith(wanted))
+        if gpu >= len(here):
+            raise FabricError(f"holder: node {wanted} has {len(here)} holders, there is no number {gpu}")
+        return self._handle(here[gpu])
+
+    def _handle(self, address: str) -> Any:
+        handle = ray_api.call(self._supervisor.handles.remote()).get(address)
+        if handle is None:
+            raise FabricError(f"{address} is not running: see fabric.status()")
+        return handle
+
+    def info(self) -> FabricInfo:
+        """What a process learns when it connects."""
+        return FabricInfo.decode(ray_api.call(self._supervisor.describe.remote()), ray_api.my_node())
+
+    def update_weights(self, revision: str) -> None:
+        """Put a weights revision in force: everything older is unreachable at once."""
+        ray_api.call(self._supervisor.update_weights.remote(revision))
+
+    def bypass(self, on: bool) -> None:
+        """Answer recompute to every acquire within a second, or stop doing so."""
+        ray_api.call(self._supervisor.set_bypass.remote(on))
+
+    def drain(self, node: str) -> None:
+        """Stop granting on a node; live leases run out."""
+        ray_api.call(self._supervisor.drain.remote(node))
+
+    def shutdown(self) -> None:
+        """End the fabric's processes, and the embedded cluster if there is one. Idempotent."""
+        if self._supervisor is not None:
+            ray_api.call(self._supervisor.shutdown.remote())
+            ray_api.kill(self._supervisor)
+            self._supervisor = None
+        if self._embedded is not None:
+            self._embedded.close()
+            self._embedded = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()
+
+
+def launch(
+    spec: FabricSpec | ModelSpec | dict[str, Any] | str | Path,
+    *,
+    name: str = "default",
+    nodes: int = 1,
+    timeout_s: float = READY_TIMEOUT_S,
+) -> Fabric:
+    """Start a fabric (or attach to the one of that name) on the Ray cluster at hand.
+
+    The cluster is the one this process is connected to, else that of RAY_ADDRESS, else an embedded
+    one of ``nodes`` nodes on this machine, which ends with this process. Raises SpecError for a bad
+    spec, FabricError if the fabric is not up within ``timeout_s`` or runs another spec.
+    """
+    wanted = FabricSpec.load(spec)
+    embedded = None
+    if not ray_api.is_initialized():
+        if os.environ.get("RAY_ADDRESS"):
+            with ray_api.quiet():
+                ray_api.ray().init(address="auto", namespace=ray_api.NAMESPACE, log_to_driver=False)
+        else:
+            embedded = EmbeddedCluster.start(nodes)
+    try:
+        supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
+        if supervisor is None:
+            supervisor = ray_api.start_actor(Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json())
+        ray_api.call(supervisor.run.remote(), timeout_s)
+        missing = ray_api.call(supervisor.ready.remote(timeout_s), timeout_s + 10.0)
+        if missing:
+            raise FabricError(f"fabric {name!r}: {missing}")
+        fabric = Fabric(name, supervisor, wanted, embedded)
+        running = fabric.info().spec
+        if running.model != wanted.model:
+            raise FabricError(
+                f"fabric {name!r} runs already with the model {running.model.name!r}: choose another name, or shut it down"
+            )
+        return fabric
+    except BaseException:
+        if embedded is not None:
+            embedded.close()
+        raise
+
+
+def connect(
+    name: str = "default",
+    *,
+    weights_revision: str | None = None,
+    passport: AbiPassport | Mapping[str, AbiPassport] | None = None,
+    gpu: int | None = None,
+) -> Session:
+    """A session with a running fabric, from a driver, an actor or a task.
+
+    ``weights_revision`` and ``passport`` say what this reader runs; by default the fabric's own.
+    Raises FabricError where no fabric of that name runs.
+    """
+    if not ray_api.is_initialized():
+        if not os.environ.get("RAY_ADDRESS"):
+            raise FabricError(f"connect({name!r}): this process is not connected to Ray; call ray.init or launch first")
+        with ray_api.quiet():
+            ray_api.ray().init(address="auto", namespace=ray_api.NAMESPACE, log_to_driver=False)
+    node = ray_api.my_node()
+
+    def resolve() -> FabricInfo:
+        supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
+        if supervisor is None:
+            raise FabricError(
+                f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one"
+            )
+        return FabricInfo.decode(ray_api.call(supervisor.describe.remote()), node)
+
+    return Session(resolve, name=name, weights_revision=weights_revision, passport=passport, gpu=gpu)
+
+
+async def connect_async(
+    name: str = "default",
+    *,
+    weights_revision: str | None = None,
+    passport: AbiPassport | Mapping[str, AbiPassport] | None = None,
+    gpu: int | None = None,
+) -> AsyncSession:
+    """:func:`connect` for asyncio."""
+    import asyncio
+
+    session = await asyncio.to_thread(
+        lambda: connect(name, weights_revision=weights_revision, passport=passport, gpu=gpu)
+    )
+    return AsyncSession(session)

@@ -1,0 +1,561 @@
+"""Sessions: what an engine's worker holds. Blocking and asyncio forms of the same verbs.
+
+A session speaks to the holders of its own node over their Unix sockets; it computes digests, maps
+arenas, and repeats a request under its own id when a holder was replaced. Where there is no holder
+to ask, the answer is a recompute with the reason: a session never shows a user a socket error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..fabric.explanation import Explanation
+from ..fabric.growth import retired_by_growth
+from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_digest16
+from ..fabric.kinds import Cause, FabricError, Reason, Status, cause_of
+from ..fabric.messages import (
+    Acquire,
+    Done,
+    LeaseGrant,
+    Objects,
+    Prompt,
+    StoreAbort,
+    StoreBegin,
+    StoreBegun,
+    StoreCommit,
+    StoreItem,
+    StoreQuiet,
+)
+from ..fabric.messages import Answer as WireAnswer
+from ..fabric.model import ModelSpec
+from ..fabric.passport import Abi, AbiPassport
+from ..fabric.planner import View
+from ..transport.digest import checksum
+from ..transport.memfd import WritableSlots
+from .client import HolderClient, HolderLost, request_id
+from .info import FabricInfo
+from .lease import Lease
+
+Bytes = npt.NDArray[np.uint8]
+ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
+T = TypeVar("T")
+
+ACQUIRE_TIMEOUT_S = 150.0
+RETRIES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a publish: visible, or why not and in which group."""
+
+    refused: Reason | None = None
+    group: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.refused is None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What an acquire or probe found. Expected outcomes are values; ``lease`` is None without one."""
+
+    status: Status
+    tokens: int
+    hash_tokens: int
+    usable_tokens: int
+    cause: Cause | None
+    also: tuple[str, ...] = ()
+    replay_from: int | None = None
+    expected_s: float | None = None
+    lease: Lease | None = None
+    tokens_lost_to_alignment: int = 0
+    moved_bytes: Mapping[str, int] | None = None
+    sources: tuple[str, ...] = ()
+
+    def cancel(self) -> None:
+        """Give up what was granted, or what is pending. Idempotent."""
+        if self.lease is not None:
+            self.lease.release()
+
+
+class Attempt:
+    """An open write attempt: its slots are writable, by this process only, until commit or abort.
+
+    Dropping it without either quarantines its slots until this process's connection ends.
+    """
+
+    def __init__(
+        self, session: Session, client: HolderClient, begun: StoreBegun, shard: int, lengths: Mapping[str, int]
+    ) -> None:
+        self._session = session
+        self._client = client
+        self._number = begun.attempt
+        self._order: list[tuple[str, int, int]] = []
+        self._lengths = lengths
+        for run in begun.slots:
+            name = session.model.groups[run.group].name
+            slots = np.frombuffer(run.slots, dtype="<u4").tolist()
+            self._order.extend((name, index, slot) for index, slot in zip(run.indices, slots, strict=True))
+        self._slots = {(group, index): slot for group, index, slot in self._order}
+        self._writable: WritableSlots | None = None
+        if self._order:
+            self._writable = client.writable(begun.attempt, [slot for _, _, slot in self._order])
+        self.shard = shard
+
+    def __contains__(self, key: tuple[str, int]) -> bool:
+        """Whether (group, index) is to be written: what was there already is not."""
+        return key in self._slots
+
+    def view(self, group: str, index: int) -> Bytes:
+        """The slot to write one object to: uint8 of shape (block_bytes,). Raises KeyError for another."""
+        if self._writable is None:
+            raise KeyError(f"{group}[{index}]: this attempt writes nothing")
+        return self._writable.view(self._slots[group, index])[: self._lengths[group]]
+
+    def commit(self) -> Stored:
+        """Digest what was written and make it visible; a late or outdated attempt is refused."""
+        sums = []
+        if self._writable is not None:
+            self._writable.seal()
+            for group, _, slot in self._order:
+                sums.append(checksum(self._writable.view(slot)[: self._lengths[group]]))
+        try:
+            done = self._client.call(StoreCommit(request_id(), self._number, b"".join(sums)), Done)
+        except HolderLost:
+            return Stored(Reason.HOLDER_LOST)
+        return Stored(done.refused)
+
+    def abort(self) -> None:
+        """Give up: the slots are cut off from this process first, so they are quiet at once."""
+        if self._writable is not None:
+            self._writable.revoke()
+        try:
+            self._client.call(StoreAbort(request_id(), self._number), Done)
+            self._client.call(StoreQuiet(request_id(), self._number), Done)
+        except HolderLost:
+            return
+
+
+class Session:
+    """A worker's session with the fabric. Thread-safe; may be passed to Ray tasks, where it reconnects."""
+
+    def __init__(
+        self,
+        resolve: Callable[[], FabricInfo],
+        *,
+        name: str,
+        weights_revision: str | None = None,
+        passport: AbiPassport | Mapping[str, AbiPassport] | None = None,
+        gpu: int | None = None,
+    ) -> None:
+        self._resolve = resolve
+        self.name = name
+        self._weights = weights_revision
+        self._passport = passport
+        self._gpu = gpu
+        self._lock = threading.RLock()
+        self._clients: dict[str, HolderClient] = {}
+        self._info = resolve()
+        self._readers: tuple[str, ...] = ()
+        self._pick()
+
+    # --- where ---------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelSpec:
+        return self._info.spec.model
+
+    @property
+    def weights_revision(self) -> str:
+        """The weights this session's reader runs: its own, or the fabric's in force."""
+        return self._weights or self._info.weights
+
+    @property
+    def abis(self) -> tuple[Abi, ...]:
+        """The ABI this session reads and writes, a group."""
+        return tuple(self._passport_of(group.name).abi() for group in self.model.groups)
+
+    def _passport_of(self, group: str) -> AbiPassport:
+        if isinstance(self._passport, AbiPassport):
+            return self._passport
+        if self._passport is not None and group in self._passport:
+            return self._passport[group]
+        return self._info.spec.passport(self.model.group(group))
+
+    def _pick(self) -> None:
+        """The holder of each rank on this node."""
+        here = [m for m in self._info.members if m.shards and m.node == self._info.node]
+        by_shard = {shard: m.address for m in sorted(here, key=lambda m: m.address) for shard in m.shards}
+        self._readers = tuple(by_shard.get(s, "") for s in range(self.model.shards))
+
+    def _client(self, address: str) -> HolderClient:
+        with self._lock:
+            member = next((m for m in self._info.members if m.address == address), None)
+            if member is None:
+                raise HolderLost(f"no holder {address!r} runs on this node")
+            client = self._clients.get(address)
+            if client is None or client.member != member or not client.alive:
+                if client is not None:
+                    client.close()
+                client = self._clients[address] = HolderClient(member)
+            return client
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Run, and once more after asking where the holders are now. Raises HolderLost in the end."""
+        for attempt in range(RETRIES_MAX):
+            try:
+                return work()
+            except HolderLost:
+                if attempt == RETRIES_MAX - 1:
+                    raise
+                self.refresh()
+        raise HolderLost("no holder answers on this node")
+
+    def refresh(self) -> None:
+        """Ask the fabric anew who runs where and which weights are in force."""
+        with self._lock:
+            self._info = self._resolve()
+            self._pick()
+
+    # --- prompts -------------------------------------------------------------------------------
+
+    def _keys(self, tokens: Any, key: Mapping[str, Any]) -> PromptKeys:
+        known = {"tenant", "salt", "adapter", "extra"}
+        for name in key:
+            if name not in known:
+                raise FabricError(f"{name}: not a keyword of this call ({', '.join(sorted(known))})")
+        salt = key.get("salt", b"")
+        adapter = key.get("adapter")
+        namespace = Namespace(
+            self.model.name,
+            self.weights_revision,
+            str(key.get("tenant", "")),
+            salt.encode() if isinstance(salt, str) else bytes(salt),
+            None if adapter is None else (str(adapter[0]), str(adapter[1])),
+        )
+        extra = tuple(e if isinstance(e, Extra) else Extra(int(e[0]), bytes(e[1])) for e in key.get("extra", ()))
+        return PromptKeys(self.model, namespace, as_tokens(tokens), extra)
+
+    def _prompt(self, keys: PromptKeys) -> Prompt:
+        units = tuple((unit, keys.keys(unit)) for unit in self.model.units_tokens)
+        weights = weights_digest16(keys.namespace.weights)
+        return Prompt(keys.namespace.digest(), weights, keys.namespace.tenant, len(keys), units)
+
+    # --- storing -------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        tokens: Any,
+        objects: ObjectsByGroup,
+        *,
+        revision: int = 0,
+        shard: int = 0,
+        replace: bool = False,
+        **key: Any,
+    ) -> Stored:
+        """Store objects of a prompt: group -> index -> array, ``block_bytes`` each (any dtype).
+
+        Index i is the block that ends at (i + 1) * block_tokens, or the snapshot at (i + 1) *
+        grid_tokens. What is there already in this revision is left alone unless ``replace``.
+        Raises FabricError for objects that do not fit the model.
+        """
+        wanted = {group: sorted(views) for group, views in objects.items()}
+        keys = self._keys(tokens, key)
+        begun = self._begin(keys, wanted, revision, shard, (), replace=replace)
+        return self._fill(begun, objects)
+
+    def extend(
+        self,
+        tokens: Any,
+        from_token: int,
+        objects: ObjectsByGroup,
+        *,
+        revision: int = 0,
+        shard: int = 0,
+        **key: Any,
+    ) -> Stored:
+        """A request that held ``from_token`` tokens grew to all of them.
+
+        Its new objects become visible and the window and tail blocks they outdate leave, in one step.
+        """
+        keys = self._keys(tokens, key)
+        wanted = {group: sorted(views) for group, views in objects.items()}
+        retire = []
+        for group, indices in enumerate(retired_by_growth(self.model, len(keys))):
+            fresh = set(wanted.get(self.model.groups[group].name, ()))
+            old = [i for i in indices if i not in fresh]
+            if old:
+                retire.append(self._objects(keys, group, shard, old))
+        return self._fill(self._begin(keys, wanted, revision, shard, tuple(retire), replace=True), objects)
+
+    def begin(
+        self,
+        tokens: Any,
+        wanted: Mapping[str, Iterable[int]],
+        *,
+        revision: int = 0,
+        shard: int = 0,
+        replace: bool = False,
+        **key: Any,
+    ) -> Attempt | Stored:
+        """Reserve slots for objects, all or nothing, to be written in place; or why there are none."""
+        indices = {group: sorted(set(numbers)) for group, numbers in wanted.items()}
+        return self._begin(self._keys(tokens, key), indices, revision, shard, (), replace=replace)
+
+    def _begin(
+        self,
+        keys: PromptKeys,
+        wanted: Mapping[str, Sequence[int]],
+        revision: int,
+        shard: int,
+        retire: tuple[Objects, ...],
+        *,
+        replace: bool,
+    ) -> Attempt | Stored:
+        items = []
+        lengths = {}
+        for name, indices in wanted.items():
+            group = self._group_index(name)
+            spec = self.model.groups[group]
+            limit = len(keys) // spec.unit_tokens
+            if indices and not (indices[0] >= 0 and indices[-1] < limit):
+                raise FabricError(f"objects.{name}: index {indices[-1]} lies outside the prompt's {limit} objects")
+            lengths[name] = spec.block_bytes
+            abi = self._passport_of(name).abi()
+            items.append(StoreItem(self._objects(keys, group, shard, indices), revision, spec.block_bytes, abi))
+        message = StoreBegin(request_id(), self._prompt(keys), tuple(items), retire, replace)
+
+        def ask() -> Attempt | Stored:
+            client = self._client(self._reader(shard))
+            begun = client.call(message, StoreBegun)
+            if begun.refused is not None:
+                return Stored(begun.refused, begun.group)
+            return Attempt(self, client, begun, shard, lengths)
+
+        try:
+            return self._again(ask)
+        except HolderLost:
+            return Stored(Reason.HOLDER_LOST)
+
+    def _fill(self, begun: Attempt | Stored, objects: ObjectsByGroup) -> Stored:
+        if isinstance(begun, Stored):
+            return begun
+        try:
+            for group, views in objects.items():
+                for index, array in views.items():
+                    if (group, index) in begun:
+                        copy_into(begun.view(group, index), array, f"objects.{group}[{index}]")
+        except FabricError:
+            begun.abort()
+            raise
+        return begun.commit()
+
+    def _objects(self, keys: PromptKeys, group: int, shard: int, indices: Sequence[int]) -> Objects:
+        blob = keys.keys(self.model.groups[group].unit_tokens)
+        return Objects(group, shard, tuple(indices), b"".join(blob[i * 32 : i * 32 + 32] for i in indices))
+
+    def _group_index(self, name: str) -> int:
+        try:
+            return self.model.index_of(name)
+        except KeyError:
+            known = ", ".join(g.name for g in self.model.groups)
+            raise FabricError(f"objects.{name}: the model has no such group ({known})") from None
+
+    def _reader(self, shard: int) -> str:
+        if not 0 <= shard < self.model.shards:
+            raise FabricError(f"shard: {shard} is not within 0..{self.model.shards - 1}")
+        return self._readers[shard]
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        tokens: Any,
+        *,
+        lease_s: float = 30.0,
+        wait_s: float | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        graph: bool = False,
+        min_tokens: int = 0,
+        **key: Any,
+    ) -> Answer:
+        """Ask for a lease on the longest prefix that every group can resume at.
+
+        ``wait_s``: how long to wait for room and recovery; None waits for recovery but not for
+        room, 0 for nothing. Less than ``min_tokens`` binds no lease. Never raises for what may
+        happen to a cache: without a usable prefix the answer is a recompute with its cause.
+        """
+        if not 0 < lease_s <= self._info.spec.lease_s_max:
+            raise FabricError(f"lease_s: {lease_s} is not within 0..{self._info.spec.lease_s_max}")
+        message = self._acquire(
+            self._keys(tokens, key),
+            lease_s=lease_s,
+            wait_s=wait_s,
+            min_tokens=min_tokens,
+            graph=graph,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+        return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0)))
+
+    def probe(self, tokens: Any, **key: Any) -> Answer:
+        """What an acquire would find; pins and starts nothing. State only on disk is PENDING."""
+        return self._answer(self._ask(self._acquire(self._keys(tokens, key), probe=True), ACQUIRE_TIMEOUT_S))
+
+    def explain(self, tokens: Any, **key: Any) -> Explanation:
+        """Per group, up to where it could serve, what cut the hit, and what would lengthen it."""
+        keys = self._keys(tokens, key)
+        message = self._acquire(keys, probe=True, explain=True)
+        reply = self._ask(message, ACQUIRE_TIMEOUT_S)
+        view = View(self.model, message.prompt, message.abis, message.readers)
+        for column in reply.columns:
+            view.columns[column.holder, column.group, column.shard] = column
+        view.evicted = dict(reply.evicted)
+        view.unreachable = set(reply.unreachable)
+        return Explanation.of(view, reply)
+
+    def _acquire(
+        self,
+        keys: PromptKeys,
+        *,
+        lease_s: float = 30.0,
+        wait_s: float | None = None,
+        min_tokens: int = 0,
+        graph: bool = False,
+        probe: bool = False,
+        explain: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Acquire:
+        return Acquire(
+            request_id(),
+            self._prompt(keys),
+            self.abis,
+            self._readers,
+            lease_s,
+            wait_s,
+            min_tokens,
+            probe,
+            graph,
+            priority,
+            deadline_s,
+            explain,
+        )
+
+    def _ask(self, message: Acquire, timeout_s: float) -> WireAnswer:
+        def ask() -> WireAnswer:
+            if "" in self._readers:
+                raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
+            return self._client(self._readers[0]).call_apart(message, WireAnswer, timeout_s)
+
+        try:
+            return self._again(ask)
+        except (HolderLost, TimeoutError):
+            group = self.model.groups[0]
+            cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
+            return WireAnswer(message.request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
+
+    def _answer(self, reply: WireAnswer) -> Answer:
+        lease = None if reply.grant is None else self._lease(reply.grant)
+        return Answer(
+            reply.status,
+            reply.tokens,
+            reply.hash_tokens,
+            reply.usable_tokens,
+            reply.cause,
+            reply.also,
+            reply.replay_from,
+            reply.expected_s,
+            lease,
+            reply.tokens_lost_to_alignment,
+            dict(reply.moved_bytes),
+            reply.sources,
+        )
+
+    def _lease(self, grant: LeaseGrant) -> Lease:
+        clients = {part.holder: self._client(part.holder) for part in grant.parts}
+        return Lease(self.model, grant, clients, self._info.node)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connections. Open attempts are given up; leases run to their deadlines."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reconnect, (self.name, self._weights, self._passport, self._gpu))
+
+
+def _reconnect(name: str, weights: str | None, passport: Any, gpu: int | None) -> Session:
+    from .fabric import connect
+
+    return connect(name, weights_revision=weights, passport=passport, gpu=gpu)
+
+
+class AsyncSession:
+    """A session for asyncio: the same verbs, awaitable, run in threads of its own."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="kvfabric-session")
+
+    async def _run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+
+    async def publish(self, tokens: Any, objects: ObjectsByGroup, **kwargs: Any) -> Stored:
+        """See :meth:`Session.publish`."""
+        return await self._run(self.session.publish, tokens, objects, **kwargs)
+
+    async def extend(self, tokens: Any, from_token: int, objects: ObjectsByGroup, **kwargs: Any) -> Stored:
+        """See :meth:`Session.extend`."""
+        return await self._run(self.session.extend, tokens, from_token, objects, **kwargs)
+
+    async def begin(self, tokens: Any, wanted: Mapping[str, Iterable[int]], **kwargs: Any) -> Attempt | Stored:
+        """See :meth:`Session.begin`."""
+        return await self._run(self.session.begin, tokens, wanted, **kwargs)
+
+    async def acquire(self, tokens: Any, **kwargs: Any) -> Answer:
+        """See :meth:`Session.acquire`."""
+        return await self._run(self.session.acquire, tokens, **kwargs)
+
+    async def probe(self, tokens: Any, **kwargs: Any) -> Answer:
+        """See :meth:`Session.probe`."""
+        return await self._run(self.session.probe, tokens, **kwargs)
+
+    async def explain(self, tokens: Any, **kwargs: Any) -> Explanation:
+        """See :meth:`Session.explain`."""
+        return await self._run(self.session.explain, tokens, **kwargs)
+
+    async def close(self) -> None:
+        """See :meth:`Session.close`."""
+        await self._run(self.session.close)
+        self._threads.shutdown(wait=False)
+
+
+def copy_into(target: Bytes, array: npt.NDArray[Any], where: str) -> None:
+    """Copy an object's bytes into its slot. Raises FabricError naming it if its size is another."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if raw.nbytes != target.nbytes:
+        raise FabricError(f"{where}: {raw.nbytes} bytes given, an object of this group has {target.nbytes}")
+    np.copyto(target, raw)
