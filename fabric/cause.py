@@ -321,10 +321,8 @@ def _lost_to_alignment(table: Table, k: int) -> int:
         family = rules.family_of[i]
         revisions: Sequence[int | None] = (None,) if family is None else table.revisions[family]
         end = min(end, max(reach(table.bits(i, revision)) for revision in revisions))
-    for i in table.erosion.anchors:
-        if not rules.groups[i].prefix:
-            unit = rules.groups[i].unit
-            end = min(end, (table.bits(i, None) & ones(-(-end // unit))).bit_length() * unit)
+    for i, unit in table.erosion.near:
+        end = min(end, (table.bits(i, None) & ones(-(-end // unit))).bit_length() * unit)
     choices = _choices(table)
     for p in range(end - end % step, start, -step):
         refused = next((at for at, choice in enumerate(choices) if not _any_serves(choice, p)), None)

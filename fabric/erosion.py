@@ -192,7 +192,9 @@ class Erosion:
     """A model's rules with the erosion of each group: what the questions below share.
 
     ``reaches`` and ``runs`` are the same conditions sorted for the case that every family is held
-    in one revision: (group, reach), and a run with all the groups of its shape.
+    in one revision: (group, reach), and a run with all the groups of its shape. ``anchors`` need at
+    any grid position an object that it lies in; ``near`` are those of them without a reach, with
+    their units.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -201,6 +203,7 @@ class Erosion:
         self.groups = tuple(group_erosion(rule, rules.grid) for rule in rules.groups)
         self.anchors = tuple(i for i, rule in enumerate(rules.groups) if _anchors(rule, rules.grid))
         self.anchored = bool(self.anchors)
+        self.near = tuple((i, rules.groups[i].unit) for i in self.anchors if not rules.groups[i].prefix)
         self.reaches = tuple((i, group.reach) for i, group in enumerate(self.groups) if group.reach is not None)
         alike: dict[Hashable, tuple[Run, list[int]]] = {}
         for i, group in enumerate(self.groups):
@@ -329,6 +332,8 @@ def usable_position(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int)
     top = top_position(erosion.rules, n, None if erosion.anchored else hash_tokens(model, evidence, n))
     for i, reach in erosion.reaches:
         top = min(top, reach(held[i]) // grid)
+    for i, unit in erosion.near:
+        top = min(top, held[i].bit_length() * unit // grid)
     if top <= 0:
         return 0
     if all(run.probe(held[i], top) for run, members in erosion.runs for i in members):

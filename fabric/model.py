@@ -188,16 +188,29 @@ class ModelSpec(BaseModel):
 
     @classmethod
     def load(cls, data: dict[str, Any], *, where: str = "model") -> ModelSpec:
-        """Validate plain data. Raises SpecError naming ``where``, the field and the reason."""
+        """Validate plain data. Raises SpecError naming ``where``, the field and the reason.
+
+        A spec whose ``keep_tokens`` leave nothing that any prompt could ever be resumed from is refused.
+        """
+        # The rules are built on the specs, so they cannot be imported above.
+        from .keeping import never_hits
+
         try:
-            return cls.model_validate(data)
+            model = cls.model_validate(data)
         except ValidationError as error:
             raise SpecError(describe(error, where)) from None
+        hopeless = never_hits(model)
+        if hopeless is not None:
+            raise SpecError(_join(where, hopeless))
+        return model
 
 
 def describe(error: ValidationError, where: str) -> str:
-    """One line of a pydantic error: where, the field, the reason."""
+    """One line of a pydantic error: where (it may end with ``": "``, as a file's name does), the field, the reason."""
     first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in (where, *first["loc"]))
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{path}: {reason}"
+    reason = "unknown field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    return f"{_join(where, '.'.join(map(str, first['loc'])))}: {reason}"
+
+
+def _join(where: str, field: str) -> str:
+    return where + field if where.endswith(": ") and field else f"{where.removesuffix(': ')}.{field}".removesuffix(".")
