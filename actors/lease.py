@@ -51,7 +51,7 @@ class GroupView(Mapping[int, Bytes]):
 
     def __init__(self, arena: Arena, indices: tuple[int, ...], slots: npt.NDArray[np.uint32]) -> None:
         self._arena = arena
-        self._slots = dict(zip(indices, slots.tolist(), strict=True))
+        self._slots: dict[int, int] = dict(zip(indices, slots.tolist(), strict=True))
 
     def __getitem__(self, index: int) -> Bytes:
         return self._arena.content(self._slots[index])

@@ -146,7 +146,7 @@ class FabricSpec(BaseModel):
         strides = [-(-g.block_bytes // PAGE_BYTES) * PAGE_BYTES for g in self.model.groups]
         bytes_per_token = sum(s / g.unit_tokens for s, g in zip(strides, self.model.groups, strict=True))
         tokens = self.memory_bytes / (bytes_per_token * max(len(shards), 1))
-        pools = []
+        pools: list[PoolLayout] = []
         for index, group in enumerate(self.model.groups):
             slots = self.slots.get(group.name) or max(1, int(tokens / group.unit_tokens))
             pools.extend(PoolLayout(index, shard, min(slots, SLOTS_MAX), group.block_bytes) for shard in shards)
