@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .bitmaps import gather, leading, octets_of, ones, packed, runs, unpacked
 from .evidence import GroupEvidence
@@ -26,8 +24,6 @@ from .needs import GroupRule, PerModel, Rules, needs_past, rules_of
 
 Reach = Callable[[int], int]
 """bits of one group -> the last token position that its leading objects allow (below 0: none)."""
-
-Tokens = TypeVar("Tokens", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +123,10 @@ def _snapshots(rule: GroupRule, grid: int) -> Run:
     return Run(("snapshot", rule.unit), erode, lambda bits, k: bool(bits >> (k * stride - 1) & 1))
 
 
-def _run_bounds(rule: GroupRule, p: Tokens) -> tuple[Tokens, Tokens]:
-    """Tokens [first, end) that must lie in present blocks at p, beside prefix and sinks.
-
-    `first` may be below 0 and is then periodic in p, which the erosion relies on. Plain arithmetic:
-    the same over one position and over an array of them.
-    """
-    if rule.prefix:
-        return p, p + rule.past
-    if rule.kind is ObjectKind.SLIDING_WINDOW:
-        return p - rule.window + 1, p + rule.past
-    reached = p - rule.lag
-    return reached - reached % rule.ratio - rule.overlap, p + rule.past
-
-
 def _aligned(rule: GroupRule, grid: int) -> Run:
     """A run of the same number of blocks at every grid position."""
-    first, end = _run_bounds(rule, 0)
-    high = -(-end // rule.unit)
-    length = high - first // rule.unit
+    high = -(-rule.past // rule.unit)
+    length = high - rule.run_start(0) // rule.unit
     stride = grid // rule.unit
 
     def erode(bits: int, base: int, top: int) -> int:
@@ -172,7 +153,8 @@ def _ragged(rule: GroupRule, grid: int) -> Run:
     unit = rule.unit
 
     def erode(bits: int, base: int, top: int) -> int:
-        first, end = _run_bounds(rule, np.arange(base, top + 1, dtype=np.int64) * grid)
+        positions = np.arange(base, top + 1, dtype=np.int64) * grid
+        first, end = rule.run_start(positions), positions + rule.past
         high = np.where(first < end, -(-end // unit), 0)
         low = np.minimum(np.maximum(first // unit, 0), high)
         origin, objects = int(low.min()), int(high.max())
@@ -181,7 +163,7 @@ def _ragged(rule: GroupRule, grid: int) -> Run:
         return packed(held[high - origin] - held[low - origin] == high - low)
 
     def probe(bits: int, k: int) -> bool:
-        first, end = _run_bounds(rule, k * grid)
+        first, end = rule.run_start(k * grid), k * grid + rule.past
         low = max(0, first // unit)
         return first >= end or not ones(-(-end // unit) - low) & ~(bits >> low)
 

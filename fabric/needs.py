@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .kinds import Form, ObjectKind
 from .model import GroupSpec, ModelSpec
 
 Ranges = tuple[range, ...]
 T = TypeVar("T")
+Tokens = TypeVar("Tokens", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,6 @@ class GroupRule:
     """One group's rule in plain numbers. All fields in tokens.
 
     ``prefix``: everything from the start up to the compressed count is needed (history, indexer).
-    ``reach``: the run of raw tokens that ends at p, for windows and tails; None without one.
     ``past``: how many tokens behind p a block group must hold as well (``drop_last_blocks``).
     """
 
@@ -50,15 +53,21 @@ class GroupRule:
         reached = max(0, p - self.lag)
         return reached - reached % self.ratio
 
-    def run_start(self, p: int) -> int:
-        """First raw token a window or tail needs at p; below 0 means from the start.
+    def run_start(self, p: Tokens) -> Tokens:
+        """Where the run of tokens begins whose blocks must all be there: up to p, and `past` behind it.
 
-        A tail's overlap at p < ratio, where the rule has none, lies wholly below 0: the compressed
-        count is 0 there, so the run begins at the start of the prompt either way.
+        The raw tokens of a window or tail; nothing before p for history and indexers, which have
+        their prefix. Below 0 means from the start of the prompt, and is periodic in p all the same,
+        which the erosion relies on. A tail's overlap at p < ratio, where the rule has none, lies
+        wholly below 0: nothing is compressed there, so the run begins at the start either way.
+        Plain arithmetic: the same over one position and over an array of them.
         """
+        if self.prefix:
+            return p
         if self.kind is ObjectKind.SLIDING_WINDOW:
             return p - self.window + 1
-        return self.compressed(p) - self.overlap
+        reached = p - self.lag
+        return reached - reached % self.ratio - self.overlap
 
     def ranges(self, p: int, past: int) -> Ranges:
         """Object indices required at p > 0, ascending and disjoint, with `past` tokens behind p."""
@@ -66,13 +75,8 @@ class GroupRule:
             if p % self.unit:
                 raise ValueError(f"position {p}: not a multiple of the snapshot grid {self.unit}")
             return (range(p // self.unit - 1, p // self.unit),)
-        spans = [(p, p + past)]
-        if self.prefix:
-            spans.insert(0, (0, self.compressed(p)))
-        else:
-            spans.insert(0, (max(0, self.run_start(p)), p))
-            spans.insert(0, (0, min(self.sink, p)))
-        return _blocks(spans, self.unit)
+        start = self.compressed(p) if self.prefix else min(self.sink, p)
+        return _blocks(((0, start), (max(0, self.run_start(p)), p + past)), self.unit)
 
 
 def _blocks(spans: Iterable[tuple[int, int]], unit: int) -> Ranges:
