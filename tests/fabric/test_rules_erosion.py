@@ -13,7 +13,7 @@ from kvfabric.fabric.evidence import GroupEvidence
 from kvfabric.fabric.kinds import SpecError
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.presets import preset
-from kvfabric.fabric.rules import choose_revisions, hash_tokens, needs_past, servable, usable_position
+from kvfabric.fabric.rules import choose_revisions, hash_tokens, needs_past, resolve, servable, usable_position
 
 from .rules_by_hand import bits, held, history, in_revisions, indexer, model_of, recurrent, tail, window
 
@@ -117,6 +117,7 @@ def test_rules_with_a_huge_window_or_grid_cost_no_memory() -> None:
     odd = model_of(*(history(f"g{p}", p) for p in primes), drop_last_blocks=1 << 16)
     assert servable(odd, [held(range(3))] * 4, 4_000_000) == 1
     assert hash_tokens(odd, [held(range(3))] * 4, 4_000_000) == 0
+    assert resolve(odd, [held(range(3))] * 4, 4_000_000).tokens_lost_to_alignment == 0
 
 
 def test_spec_caches_do_not_confuse_one_model_with_another() -> None:
