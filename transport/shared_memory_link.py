@@ -1,7 +1,7 @@
 """The link between holders of one host: the peer's arena is mapped read-only, and its slots are copied once.
 
-The descriptor of the peer's memfd comes over the peer's control socket: a region names the endpoint and the
-request that is answered with it, so that this module knows nothing of what the requests mean.
+The descriptor of the peer's memfd comes from a small server that each link keeps: a Unix socket in the abstract
+namespace (no file to leave behind), served by a thread of its own so that a busy event loop delays nobody.
 
 No foreign byte ever arrives here, the copying thread being our own: every token is quiet. A peer that died stays
 readable, and its memory taken, until ``disconnect``; whether its bytes still count is the caller's judgement.
@@ -10,7 +10,10 @@ readable, and its memory taken, until ``disconnect``; whether its bytes still co
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -18,9 +21,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..fabric.arena import Arena
-from ..fabric.kinds import FabricError
+from ..fabric.kinds import FabricError, WireError
 from .control_client import BlockingClient, ConnectionLost, RequestTimedOut
 from .digest import copy_and_checksum
+from .endpoints import Endpoint, listen_unix, peer_credentials
+from .frames import HEADER, Frame, FrameDecoder, FrameStatus, encode
 from .link import (
     Headers,
     LinkError,
@@ -33,30 +38,37 @@ from .link import (
     host_identity,
     unfit,
 )
-from .memfd import map_read_only
+from .memfd import ArenaMemory, map_read_only
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_TIMEOUT_S = 1.0
+_ACCEPT_RETRY_S = 0.1
 
 
 class SharedMemoryLink:
-    """A :class:`~kvfabric.transport.link.Link` by mapping the peer's arena.
-
-    ``endpoint`` is our control socket (``unix:...``), ``request`` the frame it answers with ``read_only_fd``.
-    """
+    """A :class:`~kvfabric.transport.link.Link` by mapping the peer's arena; made by :meth:`start`."""
 
     kind = LinkKind.SHARED_MEMORY
 
-    def __init__(self, arena: Arena, *, holder: str, incarnation: int, endpoint: str, request: bytes) -> None:
+    def __init__(self, arena: Arena, region: Region, server: _ArenaServer) -> None:
         self._arena = arena
-        self._region = Region(
-            holder=holder,
-            incarnation=incarnation,
-            kind=self.kind,
-            host=host_identity(),
-            layout=arena.layout,
-            address={"endpoint": endpoint, "request": request},
-        )
+        self._region = region
+        self._server = server
         self._lock = threading.Lock()
         self._peers: dict[str, tuple[int, Arena]] = {}
         self._closed = False
+
+    @classmethod
+    def start(cls, memory: ArenaMemory, *, holder: str, incarnation: int) -> SharedMemoryLink | LinkError:
+        """Serve ``memory`` to peers of this host; it must stay open until the link is closed."""
+        try:
+            server = _ArenaServer(memory)
+        except OSError as error:
+            return LinkError(LinkFailure.UNAVAILABLE, f"no socket to hand the arena out: {error}")
+        address = {"endpoint": server.endpoint}
+        region = Region(holder, incarnation, cls.kind, host_identity(), memory.layout, address)
+        return cls(memory.arena, region, server)
 
     def region(self) -> Region:
         return self._region
@@ -122,33 +134,95 @@ class SharedMemoryLink:
         with self._lock:
             self._closed = True
             self._peers.clear()
+        self._server.close()
+
+
+class _ArenaServer:
+    """Hands a read-only descriptor of the arena to each process of this user that asks, one at a time."""
+
+    def __init__(self, memory: ArenaMemory) -> None:
+        self._memory = memory
+        self._closing = False
+        endpoint = Endpoint(path=f"@kvfabric-arena-{secrets.token_hex(8)}")
+        self._listener = listen_unix(endpoint.path)
+        self.endpoint = str(endpoint)
+        self._thread = threading.Thread(target=self._serve, name="kvfabric-arena-server", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                # Out of descriptors, for one: peers time out meanwhile, and are served again afterwards.
+                logger.warning("%s: no connection accepted: %s", threading.current_thread().name, error)
+                time.sleep(_ACCEPT_RETRY_S)
+                continue
+            with sock:
+                if self._closing:
+                    return
+                try:
+                    self._answer(sock)
+                except (OSError, FabricError) as error:
+                    logger.info("%s: a request for the arena was not answered: %s", self.endpoint, error)
+
+    def _answer(self, sock: socket.socket) -> None:
+        """One request of one client, which has a second for it."""
+        _, uid = peer_credentials(sock)
+        if uid != os.geteuid():
+            raise PermissionError("it came from another user")
+        sock.settimeout(_ANSWER_TIMEOUT_S)
+        decoder = FrameDecoder(0)
+        frames: list[Frame] = []
+        while not frames:
+            data = sock.recv(HEADER.size)
+            if not data:
+                return
+            frames = decoder.feed(data)
+        fd = self._memory.read_only_fd()
+        try:
+            socket.send_fds(sock, [encode(frames[0].request_id, FrameStatus.REPLY, b"", 1)], [fd])
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        # Closing a socket does not wake its accept; shutting it down does.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
 
 
 def _map_arena(region: Region, deadline_s: float) -> Arena | LinkError:
     """Ask the peer for its arena and map it; the incarnation in its header must be the region's."""
+    endpoint = region.address.get("endpoint")
+    if not isinstance(endpoint, str):
+        return LinkError(LinkFailure.REFUSED, f"{region.holder}: its region names no socket")
     try:
-        endpoint, request = str(region.address["endpoint"]), bytes(region.address["request"])
-    except (KeyError, TypeError):
-        return LinkError(LinkFailure.REFUSED, f"{region.holder}: its region names no control socket")
-    descriptors: tuple[int, ...] = ()
-    try:
-        with BlockingClient.connect(endpoint, timeout_s=deadline_s) as client:
-            descriptors = client.request(request, deadline_s).descriptors
-        if len(descriptors) != 1:
-            return LinkError(LinkFailure.REFUSED, f"{region.holder}: answered with {len(descriptors)} descriptors")
-        fd, descriptors = descriptors[0], ()
-        arena = map_read_only(fd, region.layout)
+        arena = map_read_only(_ask_for_arena(endpoint, deadline_s), region.layout)
     except RequestTimedOut as error:
         return LinkError(LinkFailure.TIMED_OUT, f"{region.holder}: {error}")
     except ConnectionLost as error:
         return LinkError(LinkFailure.PEER_LOST, f"{region.holder}: {error}")
     except (FabricError, OSError) as error:
         return LinkError(LinkFailure.REFUSED, f"{region.holder}: {error}")
-    finally:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
     if arena.incarnation != region.incarnation:
         detail = f"{region.holder}: incarnation {arena.incarnation} found, {region.incarnation} expected"
         return LinkError(LinkFailure.REFUSED, detail)
     return arena
+
+
+def _ask_for_arena(endpoint: str, deadline_s: float) -> int:
+    """The arena's descriptor. Raises FabricError, OSError."""
+    with BlockingClient.connect(endpoint, timeout_s=deadline_s) as client:
+        descriptors = client.request(b"", deadline_s).descriptors
+    if len(descriptors) != 1:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise WireError(f"{endpoint} answered with {len(descriptors)} descriptors")
+    return descriptors[0]
