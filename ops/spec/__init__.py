@@ -1,0 +1,1 @@
+"""``kvfabric spec``: model specs from presets, files and Hugging Face configs."""

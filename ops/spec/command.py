@@ -1,0 +1,95 @@
+"""``kvfabric spec``: print presets, specs from Hugging Face configs, and what a spec amounts to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ...fabric.model import ModelSpec
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    spec = typer.Typer(help="Model specs: the rules and sizes of one model's cache.", no_args_is_help=True)
+    spec.command("presets")(presets)
+    spec.command("preset")(preset)
+    spec.command("from-hf")(from_hf)
+    spec.command("show")(show)
+    app.add_typer(spec, name="spec")
+
+
+def presets() -> None:
+    """List the models that are known by name."""
+    from ...fabric.presets import PRESETS, source
+
+    for name in PRESETS:
+        typer.echo(f"{name}  ({' '.join(source(name).split())})")
+
+
+def preset(
+    name: Annotated[str, typer.Argument(help="A name from `kvfabric spec presets`.")],
+    scale: Annotated[int, typer.Option(help="Divide sizes and lengths by this, for tests.")] = 1,
+) -> None:
+    """Print a known model's spec as YAML."""
+    from ...fabric import presets as known
+    from ...fabric.specs import dump_spec
+
+    typer.echo(dump_spec(known.preset(name, scale)), nl=False)
+
+
+def from_hf(
+    path: Annotated[Path, typer.Argument(help="A Hugging Face config.json, or the folder it is in.")],
+) -> None:
+    """Print the spec of the model that a Hugging Face config describes, as YAML."""
+    from ...fabric.hf import read_hf
+    from ...fabric.specs import dump_spec
+
+    typer.echo(dump_spec(read_hf(path)), nl=False)
+
+
+def show(
+    spec: Annotated[str, typer.Argument(help="A spec file (YAML) or the name of a preset.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Bytes are told for a prompt of this many tokens.")] = 1 << 20,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check a spec, and print its grid, each group's rule and what it takes in bytes."""
+    from ...fabric.specs import summary
+
+    plain = summary(_spec_of(spec), tokens=tokens)
+    if json:
+        import json as codec
+
+        typer.echo(codec.dumps(plain))
+    else:
+        _print_summary(plain)
+
+
+def _spec_of(name: str) -> ModelSpec:
+    from ...fabric.presets import PRESETS
+    from ...fabric.presets import preset as known
+    from ...fabric.specs import load_spec
+
+    return known(name) if name in PRESETS else load_spec(name)
+
+
+def _print_summary(plain: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    at = plain["bytes_at"]
+    table = Table(title=f"{plain['name']}: grid {plain['grid_tokens']} tokens", title_justify="left")
+    for column in ("group", "kind", "unit (tokens)", "bytes an object", "a resume at p needs"):
+        table.add_column(column, overflow="fold")
+    for group in plain["groups"]:
+        kind = group["kind"] if group["form"] == "blocks" else f"{group['kind']} ({group['form']})"
+        sizes = (str(group["unit_tokens"]), f"{group['object_bytes']:,}")
+        table.add_row(group["name"], kind, *sizes, group["needs"])
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{plain['bytes_per_token']:,.0f} bytes a token and {plain['fixed_bytes']:,} fixed; "
+        f"{at['bytes']:,} bytes at {at['tokens']:,} tokens"
+    )
