@@ -79,3 +79,13 @@ class ClientChallenge:
         """Raises ChallengeFailed for a server that does not know the secret."""
         if not hmac.compare_digest(proof, _proof(self._secret, b"server", self._server_nonce, self._nonce)):
             raise ChallengeFailed("the server does not know the cluster's secret")
+
+
+def peer_proof(secret: bytes, sender: str, receiver: str, incarnation: int) -> bytes:
+    """What shows one life of ``receiver`` that ``sender`` is of its own fabric, on a connection of any kind.
+
+    It proves membership to a server that the caller trusts already (a Unix socket of the same user, or TCP
+    after the challenge); without a nonce it is of use to whoever saw it, so it is sent nowhere else.
+    """
+    fields = [part.encode() for part in ("peer", sender, receiver, str(incarnation))]
+    return hmac.digest(secret, b"".join(len(f).to_bytes(4, "little") + f for f in fields), "sha256")

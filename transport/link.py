@@ -228,6 +228,13 @@ def host_identity() -> str:
     return f"{boot}/{namespace.st_ino:x}"
 
 
+def other_kind(region: Region, kind: LinkKind) -> LinkError | None:
+    """The refusal of a region that another kind of link serves, else None."""
+    if region.kind is kind:
+        return None
+    return LinkError(LinkFailure.REFUSED, f"{region.holder}: its region is for {region.kind}, this link is {kind}")
+
+
 def unfit(pair: Pair, source: ArenaLayout, target: ArenaLayout) -> PairResult | None:
     """The refusal of a pair that does not fit both arenas, else None. Every link asks this first."""
     for layout, slot, side in ((source, pair.src_slot, "source"), (target, pair.dst_slot, "destination")):

@@ -42,6 +42,7 @@ from .link import (
     QuietToken,
     Region,
     host_identity,
+    other_kind,
     parts_of,
     unfit,
 )
@@ -164,6 +165,9 @@ class NixlLink:
         return self._ready(region, time.monotonic() + deadline_s)
 
     def _ready(self, region: Region, deadline: float) -> LinkError | None:
+        refusal = other_kind(region, self.kind)
+        if refusal is not None:
+            return refusal
         with self._lock:
             peer = self._peers.setdefault(region.holder, _Peer())
             if peer.ready and _same(peer.region, region):

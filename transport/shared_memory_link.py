@@ -36,6 +36,7 @@ from .link import (
     QuietToken,
     Region,
     host_identity,
+    other_kind,
     unfit,
 )
 from .memfd import ArenaMemory, map_read_only
@@ -78,6 +79,9 @@ class SharedMemoryLink:
         return found if isinstance(found, LinkError) else None
 
     def _peer(self, region: Region, deadline_s: float) -> Arena | LinkError:
+        refusal = other_kind(region, self.kind)
+        if refusal is not None:
+            return refusal
         with self._lock:
             if self._closed:
                 return LinkError(LinkFailure.UNAVAILABLE, "the link is closed")

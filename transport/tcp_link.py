@@ -33,6 +33,7 @@ from .link import (
     QuietToken,
     Region,
     host_identity,
+    other_kind,
     parts_of,
     unfit,
 )
@@ -91,6 +92,9 @@ class TcpLink:
 
     def _take(self, region: Region, deadline: float) -> _Wire | LinkError:
         """A connection for this thread alone."""
+        refusal = other_kind(region, self.kind)
+        if refusal is not None:
+            return refusal
         with self._lock:
             if self._closed:
                 return LinkError(LinkFailure.UNAVAILABLE, "the link is closed")

@@ -27,7 +27,7 @@ from kvfabric.transport.control_client import (
     RequestTimedOut,
 )
 from kvfabric.transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
-from kvfabric.transport.frames import HEADER, FrameDecoder, FrameStatus, encode
+from kvfabric.transport.frames import HEADER, Frame, FrameDecoder, FrameStatus, encode
 
 SECRET = b"0123456789abcdef"
 
@@ -204,7 +204,8 @@ def test_descriptors_wait_behind_what_the_client_has_not_read(service: Service, 
     sock.sendall(b"".join(encode(i, FrameStatus.REQUEST, b"size900000" if i == 1 else b"fd") for i in (1, 2, 3)))
     time.sleep(0.2)  # the first reply does not fit the socket's buffer, so the others queue
     decoder = FrameDecoder()
-    frames, descriptors = [], []
+    frames: list[Frame] = []
+    descriptors: list[int] = []
     while len(frames) < 3:
         data, passed, _, _ = socket.recv_fds(sock, 65536, 16)
         descriptors += passed
@@ -268,7 +269,12 @@ def test_the_late_descriptor_of_a_timed_out_request_is_closed(service: Service, 
         client.request(b"x", 5)
         before = open_descriptors()
         stopped = threading.Event()
-        service.loop.call_soon_threadsafe(lambda: (stopped.set(), time.sleep(0.2)))
+
+        def stop_for_a_while() -> None:
+            stopped.set()
+            time.sleep(0.2)
+
+        service.loop.call_soon_threadsafe(stop_for_a_while)
         stopped.wait()
         with pytest.raises(RequestTimedOut):
             client.request(b"fd", 0.05)
@@ -406,9 +412,12 @@ def test_a_killed_client_is_noticed_by_its_connection(service: Service, unix: st
 
 
 def test_a_closed_client_is_noticed_and_ids_are_unique(service: Service, endpoint: str) -> None:
-    for _ in range(3):
-        with dial(endpoint) as client:
-            client.request(b"x", 5)
+    client = dial(endpoint)
+    client.close()
+    assert service.closings.acquire(timeout=5)
+    for _ in range(2):
+        with dial(endpoint) as other:
+            other.request(b"x", 5)
         assert service.closings.acquire(timeout=5)
     assert len({who.connection_id for who in service.gone}) == 3
     with pytest.raises(ConnectionLost, match="closed"):
