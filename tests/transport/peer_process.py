@@ -120,6 +120,26 @@ class Process:
             if any(answer["failures"]):
                 return answer
 
+    def fetch_from_threads(self, region: str, shares: list[list[list[int]]], rounds: int) -> list[str]:
+        """Each thread fetches its own pairs over and over and proves them by the headers; what went wrong."""
+        wrong: list[str] = []
+
+        def run(pairs: list[list[int]]) -> None:
+            for _ in range(rounds):
+                got = self.fetch(region, pairs, 20)
+                rows = self.headers(region, [pair[0] for pair in pairs], 20)
+                if isinstance(rows, str):
+                    wrong.append(rows)
+                elif got["checksums"] != [row[2] for row in rows]:
+                    wrong.append(str(got["failures"]))
+
+        threads = [threading.Thread(target=run, args=(pairs,)) for pairs in shares]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return wrong
+
     def headers(self, region: str, slots: list[int], deadline_s: float) -> list[list[Any]] | str:
         rows = self.link.headers(parse(region), slots, deadline_s)
         if isinstance(rows, LinkError):

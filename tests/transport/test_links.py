@@ -172,6 +172,13 @@ def test_a_read_during_a_rewrite_is_detected_by_version_and_digest(pair: tuple[P
     assert undetected == 0
 
 
+def test_threads_share_a_link(pair: tuple[Peer, Peer]) -> None:
+    source, reader = pair
+    big, small = pairs_of(BIG), pairs_of(SMALL, 3000)
+    shares = [big[:12], big[12:24], small[:100], small[100:], big[24:], small[50:60]]
+    assert reader.ask("fetch_from_threads", source.region, shares, 5) == []
+
+
 def test_pairs_that_fit_no_slot_are_refused_alone(pair: tuple[Peer, Peer]) -> None:
     source, reader = pair
     pairs = [[0, 0, SLOT_BYTES], [0, 1, SLOT_BYTES + 1], [0, 60, SLOT_BYTES], [248, 2, 1], [0, 248, 1], [1, 3, 0]]
