@@ -29,6 +29,7 @@ class Directory(Service):
             node=setup["node"],
             host=setup["host"],
             secret=setup["secret"],
+            model=spec.model,
         )
         self.core = DirectoryCore(self.address, spec.model, self.incarnation)
 
@@ -54,6 +55,7 @@ class Directory(Service):
             {
                 "address": self.address,
                 "epoch": self.core.epoch,
+                "requests_refused": self.requests_refused,
                 "holders": {h: {"incarnation": s.incarnation, "seq": s.seq} for h, s in streams.items()},
                 "objects": sum(len(table) for table in self.core.index.values()),
             }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import time
 from collections import Counter
@@ -61,7 +62,7 @@ from ..transport.digest import checksum
 from ..transport.link import Link, LinkError, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory
 from .links import start_links
-from .service import Service
+from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
 
 logger = logging.getLogger(__name__)
@@ -88,10 +89,12 @@ class Holder(Service):
             node=setup["node"],
             host=setup["host"],
             secret=setup["secret"],
+            model=spec.model,
         )
         self.spec = spec
         self.shards: tuple[int, ...] = tuple(setup["shards"])
         self.memory = ArenaMemory.create(spec.layout(self.shards), self.incarnation)
+        self._for_readers, self._for_writers = self.memory.read_only_fd(), self.memory.read_write_fd()
         config = HolderConfig(
             holder=self.address,
             node=self.node,
@@ -147,6 +150,8 @@ class Holder(Service):
             await self._in_thread(link.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.memory.close()
+        for descriptor in (self._for_readers, self._for_writers):
+            os.close(descriptor)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -271,17 +276,24 @@ class Holder(Service):
     def own_request(self, client: str, record: Any) -> Reply | None:
         match record:
             case ArenaRequest():
-                return self._arena_reply(record), [self.memory.read_only_fd()]
+                self._maps_memory(client)
+                return self._arena_reply(record), [self._for_readers]
             case SlotsRequest():
+                self._maps_memory(client)
                 return self._slots_reply(client, record)
             case RegionsRequest():
                 regions = tuple(msgpack.packb(link.region().to_plain()) for link in self.links.values())
                 return wire.encode(Regions(record.request, self.address, self.incarnation, regions))
             case WriteSlots():
-                return wire.encode(self._write_slots(record))
+                return wire.encode(self._write_slots(client, record))
             case ReadSlots():
                 return wire.encode(self._read_slots(record))
         return super().own_request(client, record)
+
+    def _maps_memory(self, client: str) -> None:
+        """Raises FabricError for a client that cannot be handed descriptors."""
+        if not client.startswith(UNIX_CLIENT):
+            raise FabricError("memory is handed out over the holder's Unix socket only: use WriteSlots and ReadSlots")
 
     def _arena_reply(self, record: ArenaRequest) -> bytes:
         pools = tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in self.memory.layout.pools)
@@ -292,12 +304,12 @@ class Holder(Service):
         attempt = self.core.stores.attempts.get(record.attempt)
         if attempt is None or attempt.client != client:
             return wire.encode(Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open"))
-        return wire.encode(Done(record.request, None, "")), [self.memory.read_write_fd()]
+        return wire.encode(Done(record.request, None, "")), [self._for_writers]
 
-    def _write_slots(self, record: WriteSlots) -> Done:
+    def _write_slots(self, client: str, record: WriteSlots) -> Done:
         attempt = self.core.stores.attempts.get(record.attempt)
-        if attempt is None:
-            return Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open")
+        if attempt is None or attempt.client != client:
+            return Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open to this client")
         own = {obj.slot: obj for obj in attempt.objects}
         for slot, payload in record.writes:
             obj = own.get(slot)
@@ -312,7 +324,11 @@ class Holder(Service):
             return Payload(record.request, Reason.LEASE_EXPIRED, ())
         if lease.weights != self.core.ctx.weights:
             return Payload(record.request, Reason.WEIGHTS_MISMATCH, ())
-        slots = {(s.group, s.shard, s.index): s.slot for s in lease.proof.slots}
+        slots = {
+            (run.group, run.shard, index): slot
+            for run in lease.proof.runs
+            for index, slot in zip(run.indices, run.slots.tolist(), strict=True)
+        }
         payload = []
         for index in record.indices:
             slot = slots.get((record.group, record.shard, index))
@@ -348,6 +364,7 @@ class Holder(Service):
                     1 for obj in ctx.books.owner if obj is not None and obj.state.value == "quarantined"
                 ),
                 "attempts": len(self.core.stores.attempts),
+                "requests_refused": self.requests_refused,
                 "links": [str(kind) for kind in self.links],
                 "link_problems": self.link_problems,
                 "moved_bytes": dict(self.moved),

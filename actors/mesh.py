@@ -2,19 +2,21 @@
 
 One connection a peer, one worker task, a bounded queue: records to one peer keep their order. What
 cannot be delivered is told to the core at once (it decides what that means); what was sent and not
-answered is the core's own time-out. Unix sockets on the same host, authenticated TCP elsewhere.
+answered is the core's own time-out. Unix sockets on the same host, authenticated TCP elsewhere; the
+first record on each connection proves who sends (``PeerHello``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..fabric import wire
 from ..fabric.kinds import FabricError
-from ..fabric.messages import Envelope, Member, Members
+from ..fabric.messages import Done, Member, Members, PeerHello
+from ..transport.challenge import peer_proof
 from ..transport.control_client import AsyncClient
 from ..transport.link import host_identity
 
@@ -44,19 +46,27 @@ class Mesh:
         """Take the supervisor's newest list; connections to ended lives are dropped."""
         if message.number <= self._number:
             return
+        before, self._members = self._members, {m.address: m for m in message.members}
         self._number = message.number
-        fresh = {m.address: m for m in message.members}
-        for address, peer in list(self._peers.items()):
-            if fresh.get(address) != self._members.get(address):
-                peer.stop()
-                del self._peers[address]
-        self._members = fresh
+        changed = [a for a in self._peers if self._members.get(a) != before.get(a)]
+        for peer in [self._peers.pop(address) for address in changed]:
+            peer.stop()
 
     def send(self, to: str, record: Any) -> None:
         """Queue a record for a peer; an unknown peer or a full queue is told as undeliverable."""
         peer = self._peer(to)
         if peer is None or not peer.put(record):
             asyncio.get_running_loop().call_soon(self._undeliverable, to, record)
+
+    async def flushed(self, addresses: Iterable[str], timeout_s: float) -> list[str]:
+        """Wait until all that was sent to these peers was taken; returns those that did not take it in time."""
+        waiting = {a: asyncio.ensure_future(self._peers[a].flushed()) for a in addresses if a in self._peers}
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=timeout_s)
+        late = [address for address, task in waiting.items() if not task.done()]
+        for task in waiting.values():
+            task.cancel()
+        return late
 
     async def ask(self, to: str, record: Any, timeout_s: float) -> Any:
         """A request that the peer's process answers itself. Raises FabricError if it does not."""
@@ -74,44 +84,71 @@ class Mesh:
         peer = self._peers.get(to)
         if peer is None:
             endpoint = member.unix if member.host == self._host else member.tcp
-            peer = self._peers[to] = _Peer(to, endpoint, self.me, self._secret, self._undeliverable)
+            hello = PeerHello(self.me, peer_proof(self._secret, self.me, to, member.incarnation))
+            peer = self._peers[to] = _Peer(to, endpoint, hello, self._secret, self._undeliverable)
         return peer
 
     async def close(self) -> None:
         peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             peer.stop()
+        if _closing:
+            await asyncio.wait(list(_closing), timeout=SEND_TIMEOUT_S)
 
 
 class _Peer:
     """One peer's connection and its queue."""
 
     def __init__(
-        self, address: str, endpoint: str, me: str, secret: bytes, undeliverable: Callable[[str, Any], None]
+        self,
+        address: str,
+        endpoint: str,
+        hello: PeerHello,
+        secret: bytes,
+        undeliverable: Callable[[str, Any], None],
     ) -> None:
         self.address = address
         self._endpoint = endpoint
-        self._me = me
+        self._hello = hello
         self._secret = secret
         self._undeliverable = undeliverable
         self._queue: asyncio.Queue[Any] = asyncio.Queue(QUEUE_MAX)
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
+        self._stopped = False
         self._worker = asyncio.get_running_loop().create_task(self._work())
 
     def put(self, record: Any) -> bool:
+        if self._stopped:
+            return False
         try:
             self._queue.put_nowait(record)
         except asyncio.QueueFull:
             return False
         return True
 
+    async def flushed(self) -> None:
+        await self._queue.join()
+
     async def client(self) -> AsyncClient:
-        """The connection, made when needed. Raises FabricError if the peer cannot be reached."""
+        """The connection, made and proven when needed. Raises FabricError if the peer cannot be reached."""
         async with self._connecting:
             if self._client is None or not self._client.connected:
+                if self._client is not None:
+                    await self._client.close()
+                    self._client = None
                 secret = None if self._endpoint.startswith("unix:") else self._secret
-                self._client = await AsyncClient.connect(self._endpoint, secret=secret, timeout_s=SEND_TIMEOUT_S)
+                client = await AsyncClient.connect(self._endpoint, secret=secret, timeout_s=SEND_TIMEOUT_S)
+                try:
+                    answer = await client.request(wire.encode(self._hello), SEND_TIMEOUT_S)
+                    if not isinstance(wire.decode(answer.payload), Done):
+                        raise FabricError("it takes us for no peer of its fabric")
+                    if self._stopped:
+                        raise FabricError("it is no member any more")
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
             return self._client
 
     async def _work(self) -> None:
@@ -119,20 +156,29 @@ class _Peer:
             record = await self._queue.get()
             try:
                 client = await self.client()
-                envelope = Envelope(self._me, wire.encode(record))
-                await client.request(wire.encode(envelope), SEND_TIMEOUT_S)
+                answer = await client.request(wire.encode(record), SEND_TIMEOUT_S)
+                if answer.payload:
+                    logger.warning("%s refused a %s: %s", self.address, type(record).__name__, answer.payload[:200])
             except FabricError as error:
                 logger.info("%s cannot be reached: %s", self.address, error)
                 self._undeliverable(self.address, record)
+            except asyncio.CancelledError:
+                asyncio.get_running_loop().call_soon(self._undeliverable, self.address, record)
+                raise
+            finally:
+                self._queue.task_done()
 
     def stop(self) -> None:
-        """End the connection; what was queued is told as undeliverable."""
+        """End the connection; what was queued or on its way is told as undeliverable, after this returns."""
+        loop = asyncio.get_running_loop()
+        self._stopped = True
         self._worker.cancel()
         while not self._queue.empty():
-            self._undeliverable(self.address, self._queue.get_nowait())
+            loop.call_soon(self._undeliverable, self.address, self._queue.get_nowait())
+            self._queue.task_done()
         client, self._client = self._client, None
         if client is not None:
-            task = asyncio.get_running_loop().create_task(client.close())
+            task = loop.create_task(client.close())
             _closing.add(task)
             task.add_done_callback(_closing.discard)
 

@@ -1,13 +1,14 @@
 """What every process of a fabric has in common: its sockets, its clients, the mesh, its handle.
 
-A request comes over the Unix socket, over TCP, or through the Ray actor handle; all three run the
-same code and take and return bytes.
+A client's request comes over the Unix socket, over TCP, or through the Ray actor handle; all three
+run the same code and take and return bytes. A connection whose first record proves knowledge of the
+fabric's secret is a peer's: what follows on it are that peer's records, which clients cannot send.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import hmac
 import logging
 import socket
 from collections.abc import Awaitable
@@ -15,7 +16,11 @@ from typing import Any
 
 from ..fabric import wire
 from ..fabric.kinds import FabricError, WireError
-from ..fabric.messages import CLIENT_RECORDS, Envelope, Member, Members, Misuse, StatusReply, StatusRequest
+from ..fabric.messages import Done, Member, Members, Misuse, PeerHello, StatusReply, StatusRequest
+from ..fabric.model import ModelSpec
+from ..fabric.requests import refusal_of
+from ..fabric.supervisor import SUPERVISOR, is_supervisor_message
+from ..transport.challenge import peer_proof
 from ..transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
 from ..transport.link import host_identity
 from .mesh import Mesh
@@ -23,6 +28,8 @@ from .mesh import Mesh
 logger = logging.getLogger(__name__)
 
 HANDLE_TIMEOUT_S = 120.0
+UNIX_CLIENT, TCP_CLIENT, HANDLE_CLIENT = "client:unix", "client:tcp", "client:handle"
+"""What clients are called by the way they came, the connection's number behind it; all that use the handle are one."""
 
 
 def _name_of(record: Any) -> str:
@@ -30,11 +37,18 @@ def _name_of(record: Any) -> str:
     return str(getattr(record, "request", None) or getattr(record, "op", ""))
 
 
+def _client_of(conn: ConnectionInfo) -> str:
+    return f"{TCP_CLIENT if conn.pid is None else UNIX_CLIENT}{conn.connection_id}"
+
+
 class Service:
     """A process around a core. Subclasses feed the core and carry out its effects."""
 
-    def __init__(self, *, fabric: str, address: str, incarnation: int, node: str, host: str, secret: bytes) -> None:
+    def __init__(
+        self, *, fabric: str, address: str, incarnation: int, node: str, host: str, secret: bytes, model: ModelSpec
+    ) -> None:
         self.fabric = fabric
+        self.model = model
         self.address = address
         self.incarnation = incarnation
         self.node = node
@@ -43,7 +57,8 @@ class Service:
         self.mesh = Mesh(address, secret, self._undeliverable)
         self._servers: list[ControlServer] = []
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
-        self._handle_calls = itertools.count(1)
+        self._peers: dict[int, str] = {}
+        self.requests_refused = 0
 
     # --- for subclasses ------------------------------------------------------------------------
 
@@ -90,50 +105,79 @@ class Service:
     # --- requests ------------------------------------------------------------------------------
 
     def _closed(self, conn: ConnectionInfo) -> None:
-        client = f"client:{conn.connection_id}"
+        if self._peers.pop(conn.connection_id, None) is None:
+            self._client_closed(_client_of(conn))
+
+    def _client_closed(self, client: str) -> None:
         for key in [key for key in self._waiting if key[0] == client]:
             self._waiting.pop(key).cancel()
         self.client_closed(client)
 
     def _serve(self, conn: ConnectionInfo, frame: bytes) -> Reply | Awaitable[Reply]:
-        return self._take(f"client:{conn.connection_id}", frame)
-
-    def _take(self, client: str, frame: bytes) -> Reply | Awaitable[Reply]:
         try:
             record = wire.decode(frame)
-            if isinstance(record, Envelope):
-                self._from_peer(record)
-                return b""
         except WireError as error:
-            return wire.encode(Misuse("", str(error)))
+            return self._refuse("", str(error))
+        peer = self._peers.get(conn.connection_id)
+        if peer is not None:
+            return self._from_peer(peer, record)
+        if isinstance(record, PeerHello):
+            return self._hello(conn, record)
+        return self._take(_client_of(conn), record)
+
+    def _take(self, client: str, record: Any) -> Reply | Awaitable[Reply]:
+        """A client's request: answered here, refused, or given to the core."""
+        name = _name_of(record)
         try:
             own = self.own_request(client, record)
         except FabricError as error:
-            return wire.encode(Misuse(getattr(record, "request", ""), str(error)))
+            return self._refuse(name, str(error))
         if own is not None:
             return own
-        if type(record) not in CLIENT_RECORDS:
-            return wire.encode(Misuse("", f"{type(record).__name__} is not a client's request"))
-        name = _name_of(record)
+        refusal = refusal_of(record, self.model)
+        if refusal is not None:
+            return self._refuse(name, refusal)
         key = (client, name)
         future = self._waiting.get(key)
         if future is None:
             future = self._waiting[key] = asyncio.get_running_loop().create_future()
-        self.received(client, record)
-        if future.done():
+        try:
+            self.received(client, record)
+        except BaseException:
             self._waiting.pop(key, None)
+            raise
+        if future.done():
             return wire.encode(future.result())
         return self._reply(future)
+
+    def _refuse(self, name: str, text: str) -> bytes:
+        self.requests_refused += 1
+        return wire.encode(Misuse(name, text))
 
     async def _reply(self, future: asyncio.Future[Any]) -> bytes:
         return wire.encode(await asyncio.shield(future))
 
-    def _from_peer(self, envelope: Envelope) -> None:
-        record = wire.decode(envelope.record)
+    # --- peers ---------------------------------------------------------------------------------
+
+    def _hello(self, conn: ConnectionInfo, hello: PeerHello) -> bytes:
+        proof = peer_proof(self._secret, hello.sender, self.address, self.incarnation)
+        if not hmac.compare_digest(hello.proof, proof):
+            return self._refuse("", "this is no peer of the fabric")
+        self._peers[conn.connection_id] = hello.sender
+        return wire.encode(Done("", None, ""))
+
+    def _from_peer(self, peer: str, record: Any) -> Reply:
+        if is_supervisor_message(record) and peer != SUPERVISOR:
+            logger.warning("%s: %s sent a %s, which only the supervisor may", self.address, peer, type(record).__name__)
+            return self._refuse("", f"{type(record).__name__} is the supervisor's to send")
         if isinstance(record, Members):
             self.mesh.update(record)
-        else:
-            self.received(envelope.sender, record)
+            return b""
+        own = self.own_request(peer, record)
+        if own is not None:
+            return own
+        self.received(peer, record)
+        return b""
 
     def _undeliverable(self, to: str, record: Any) -> None:
         self.undelivered(to, record)
@@ -153,11 +197,15 @@ class Service:
 
         Raises FabricError if no reply comes within two minutes.
         """
-        client = f"client:handle{next(self._handle_calls)}"
-        taken = self._take(client, frame)
+        try:
+            record = wire.decode(frame)
+        except WireError as error:
+            return self._refuse("", str(error))
+        taken = self._take(HANDLE_CLIENT, record)
         if not isinstance(taken, bytes | tuple):
             try:
                 taken = await asyncio.wait_for(taken, HANDLE_TIMEOUT_S)
             except TimeoutError:
+                self._waiting.pop((HANDLE_CLIENT, _name_of(record)), None)
                 raise FabricError(f"{self.address}: no reply within {HANDLE_TIMEOUT_S:.0f} s") from None
         return taken if isinstance(taken, bytes) else taken[0]

@@ -640,11 +640,14 @@ class SetMode:
 
 @record(60)
 @dataclass(frozen=True, slots=True)
-class Envelope:
-    """A core's record between processes, with the address of the core that sent it."""
+class PeerHello:
+    """The first record on a connection of the mesh: who sends all that follows, and proof of it.
+
+    ``proof``: a keyed digest over both sides' addresses under the fabric's secret, which no client has.
+    """
 
     sender: str
-    record: bytes
+    proof: bytes
 
 
 @record(61)
@@ -773,21 +776,3 @@ class Members:
 
     number: int
     members: tuple[Member, ...]
-
-
-CLIENT_RECORDS = frozenset(
-    {
-        Acquire,
-        Drop,
-        Lookup,
-        Release,
-        Renew,
-        StoreAbort,
-        StoreBegin,
-        StoreCommit,
-        StoreQuiet,
-        SwapIn,
-        SwapOut,
-    }
-)
-"""What a client may ask a core. Everything else between cores comes over the authenticated mesh."""

@@ -144,15 +144,15 @@ class StoreDesk:
     def commit(self, client: str, message: StoreCommit) -> None:
         known = self._recent.get(message.request)
         if known is None:
-            known = self._commit(message)
+            known = self._commit(client, message)
             self._recent.put(message.request, known)
         self.ctx.send(client, known)
 
-    def _commit(self, message: StoreCommit) -> Done:
+    def _commit(self, client: str, message: StoreCommit) -> Done:
         ctx = self.ctx
-        attempt = self.attempts.get(message.attempt)
+        attempt = self._attempt_of(client, message.attempt)
         if attempt is None:
-            return Done(message.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open")
+            return Done(message.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open to this client")
         if len(message.checksums) != CHECKSUM_BYTES * len(attempt.objects):
             return Done(message.request, Reason.CHECKSUM_MISMATCH, "one checksum an object is needed")
         self._close(attempt)
@@ -180,10 +180,15 @@ class StoreDesk:
         return None
 
     def abort(self, client: str, message: StoreAbort) -> None:
-        attempt = self.attempts.get(message.attempt)
+        attempt = self._attempt_of(client, message.attempt)
         if attempt is not None:
             self._quarantine(attempt)
         self.ctx.send(client, Done(message.request, None, ""))
+
+    def _attempt_of(self, client: str, number: int) -> Attempt | None:
+        """An open attempt, for the client that began it and for nobody else."""
+        attempt = self.attempts.get(number)
+        return attempt if attempt is not None and attempt.client == client else None
 
     def in_hand(self) -> Iterator[Obj]:
         """Every object whose slot an open or an aborted attempt answers for."""
@@ -193,7 +198,9 @@ class StoreDesk:
             yield from objects
 
     def quiet(self, client: str, message: StoreQuiet) -> None:
-        self._quiet(message.attempt)
+        owner, _ = self.aborted.get(message.attempt, ("", []))
+        if owner == client:
+            self._quiet(message.attempt)
         self.ctx.send(client, Done(message.request, None, ""))
 
     def client_gone(self, client: str) -> None:

@@ -20,6 +20,9 @@ from typing import Any
 from .effects import Received, Send, Undeliverable
 from .messages import GrantUntil, HolderGone, Member, Members, SetMode, SetWeights
 
+SUPERVISOR = "supervisor"
+"""The supervisor's address: what it alone may say is taken from no one else."""
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
