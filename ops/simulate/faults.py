@@ -1,0 +1,193 @@
+"""What goes wrong, and when: drawn from the seed's generator, each with its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...fabric.effects import DiskState
+from ...fabric.kinds import Reason
+from ...fabric.lifecycle import State
+from .clients import Client
+
+if TYPE_CHECKING:
+    from .world import Life, World
+
+CLIENTS_A_NODE = 3
+WEIGHTS_MAX = 3
+
+
+class Faults:
+    """The source of trouble of one run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = world.rng
+        self._numbers = 0
+
+    def begin(self) -> None:
+        for node in self.world.nodes:
+            for _ in range(CLIENTS_A_NODE):
+                self.start_client(node)
+        self.world.queue.after(self._pause(), self._strike)
+
+    def start_client(self, node: str) -> None:
+        if not self.world.calm:
+            self.new_client(node).start()
+
+    def new_client(self, node: str) -> Client:
+        """A process under a name never used before."""
+        self._numbers += 1
+        client = Client(self.world, node, self._numbers)
+        self.world.clients[client.name] = client
+        return client
+
+    def _pause(self) -> float:
+        return self.rng.expovariate(1 / self.world.chance.fault_every_s)
+
+    def _strike(self) -> None:
+        world = self.world
+        if world.calm or world.failure is not None:
+            return
+        fault, _ = self.rng.choices(FAULTS, [weight for _, weight in FAULTS])[0]
+        world.steps += 1
+        world.trace.note(world.queue.now, "fault", fault.__name__)
+        world.counts[f"fault {fault.__name__}"] += 1
+        fault(self)
+        world.queue.after(self._pause(), self._strike)
+
+    def _some_life(self) -> Life | None:
+        lives = [life for life in self.world.lives.values() if life.alive and not life.paused]
+        return self.rng.choice(lives) if lives else None
+
+    # --- processes -----------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """A holder's process dies; its node says so, and a fresh life starts soon."""
+        life = self._some_life()
+        if life is not None:
+            self.world.end_life(life)
+            self.world.queue.after(self.rng.uniform(0.1, 1.5), self._restart, life)
+
+    def _restart(self, life: Life) -> None:
+        if self.world.lives.get(life.name) is life:
+            self.world.replace(life.name)
+
+    def pause_holder(self) -> None:
+        """A holder freezes. Short, or so long that it is replaced and wakes as a zombie."""
+        life = self._some_life()
+        if life is None:
+            return
+        life.paused = True
+        if self.rng.random() < 0.5:
+            self.world.queue.after(self.rng.uniform(0.1, 2.5), self.wake, life)
+            return
+        silence = max(0.0, life.right_until_s - self.world.queue.now)
+        self.world.queue.after(silence + self.rng.uniform(0.01, 1.0), self._replace_silent, life)
+        self.world.queue.after(silence + self.rng.uniform(0.5, 6.0), self.wake, life)
+
+    def _replace_silent(self, life: Life) -> None:
+        """Replaced only if its right to grant ran out."""
+        if self.world.lives.get(life.name) is life and self.world.queue.now > life.right_until_s:
+            self.world.replace(life.name)
+
+    def wake(self, life: Life) -> None:
+        """A frozen process goes on with everything that piled up for it."""
+        life.paused = False
+        waiting, life.inbox = life.inbox, []
+        for event in waiting:
+            self.world.feed(life, event)
+        if life in self.world.zombies:
+            self.world.queue.after(self.rng.uniform(0.5, 5.0), self.bury, life)
+
+    def bury(self, life: Life) -> None:
+        """A zombie notices at last, or is killed."""
+        if life in self.world.zombies:
+            self.world.zombies.remove(life)
+            self.world.end_life(life)
+
+    def crash_client(self) -> None:
+        clients = list(self.world.clients.values())
+        if clients:
+            client = self.rng.choice(clients)
+            client.die()
+            self.world.queue.after(self.rng.uniform(0.1, 1.0), self.start_client, client.node)
+
+    def restart_directory(self) -> None:
+        self.world.directory = None
+        self.world.queue.after(self.rng.uniform(0.1, 2.0), self.directory_back)
+
+    def directory_back(self) -> None:
+        if self.world.directory is None:
+            self.world.start_directory()
+
+    # --- network -------------------------------------------------------------------------------
+
+    def partition(self) -> None:
+        places = [*self.world.nodes, "d"]
+        one, other = self.rng.sample(places, 2)
+        pair = frozenset((one, other))
+        self.world.cut.add(pair)
+        self.world.queue.after(self.rng.uniform(0.2, 4.0), self.world.cut.discard, pair)
+
+    # --- bytes ---------------------------------------------------------------------------------
+
+    def disk_down(self) -> None:
+        life = self._some_life()
+        if life is None:
+            return
+        disk = self.world.disks[life.name]
+        disk.refused = Reason.DISK_UNAVAILABLE
+        self.world.feed(life, DiskState(Reason.DISK_UNAVAILABLE))
+        self.world.queue.after(self.rng.uniform(0.2, 2.0), self.disk_up, life.name)
+
+    def disk_up(self, name: str) -> None:
+        self.world.disks[name].refused = None
+        life = self.world.lives[name]
+        self.world.feed(life, DiskState(None))
+
+    def rot(self) -> None:
+        """A byte on disk turns."""
+        disk = self.rng.choice(list(self.world.disks.values()))
+        entries = [entry for extent in disk.extents.values() for entry in extent]
+        if entries:
+            content = self.rng.choice(entries)[1]
+            content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
+
+    def flip(self) -> None:
+        """A byte in memory turns, under nobody's lease; only where every grant verifies."""
+        life = self._some_life()
+        if life is None or not self.world.verify_always:
+            return
+        objects = [o for o in life.core.ctx.books.owner if o is not None and o.state is State.SEALED and not o.pins]
+        if objects:
+            obj = self.rng.choice(objects)
+            life.arena.payload(obj.slot)[self.rng.randrange(obj.length)] ^= 1 << self.rng.randrange(8)
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def update_weights(self) -> None:
+        world = self.world
+        if len(world.weights) >= WEIGHTS_MAX or world.queue.now < 8.0:
+            return
+        world.weights.append(f"w{len(world.weights) + 1}")
+        for life in list(world.lives.values()):
+            world.tell_weights(life)
+        for client in world.clients.values():
+            world.queue.after(self.rng.uniform(0.0, 2.0), self._adopt, client, world.weights[-1])
+
+    def _adopt(self, client: Client, weights: str) -> None:
+        client.weights = max(client.weights, weights)
+
+
+FAULTS: tuple[tuple[Callable[[Faults], None], int], ...] = (
+    (Faults.crash, 4),
+    (Faults.pause_holder, 4),
+    (Faults.crash_client, 3),
+    (Faults.restart_directory, 2),
+    (Faults.partition, 4),
+    (Faults.disk_down, 2),
+    (Faults.rot, 3),
+    (Faults.flip, 3),
+    (Faults.update_weights, 1),
+)

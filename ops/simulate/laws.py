@@ -1,0 +1,115 @@
+"""Laws of the protocol that no single holder's books can show: watched from outside, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...fabric.books import Obj
+from ...fabric.effects import Effect, Event, Received, Send
+from ...fabric.lifecycle import State
+from ...fabric.messages import (
+    Done,
+    DumpPart,
+    EventBatch,
+    Heartbeat,
+    HolderGone,
+    StoreBegin,
+    StoreBegun,
+    StoreCommit,
+)
+from ...fabric.stores import Attempt
+
+if TYPE_CHECKING:
+    from ...fabric.directory import DirectoryCore
+    from .world import Life, World
+
+UNFINISHED = frozenset({State.RESERVED, State.FILLING})
+
+
+class Laws:
+    """What the simulator knows and the protocol must respect, whatever it believes itself."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._attempt: Attempt | None = None
+        self._stream: tuple[str, tuple[int, int, int] | None] | None = None
+        self._least: dict[tuple[int, str], int] = {}
+
+    # --- stores --------------------------------------------------------------------------------
+
+    def before(self, life: Life, event: Event) -> None:
+        """Note the write attempt that a commit speaks of, as it stands before."""
+        self._attempt = None
+        if isinstance(event, Received) and isinstance(event.message, StoreCommit):
+            self._attempt = life.core.stores.attempts.get(event.message.attempt)
+
+    def after(self, life: Life, event: Event, effects: list[Effect]) -> None:
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, StoreCommit) and self._attempt is not None:
+                self._committed(life, message, self._attempt, effects)
+            elif isinstance(message, StoreBegin):
+                self._begun(life, effects)
+        self._rights(life)
+
+    def _begun(self, life: Life, effects: list[Effect]) -> None:
+        """The latest attempt at each object, as the writers were told."""
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, StoreBegun) and not effect.message.refused:
+                attempt = life.core.stores.attempts.get(effect.message.attempt)
+                for obj in attempt.objects if attempt is not None else ():
+                    key = (obj.group, obj.shard, obj.digest)
+                    life.latest[key] = max(life.latest.get(key, 0), effect.message.attempt)
+
+    def _committed(self, life: Life, message: StoreCommit, attempt: Attempt, effects: list[Effect]) -> None:
+        done = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Done)]
+        accepted = any(d.request == message.request and d.refused is None for d in done)
+        if not accepted:
+            return
+        late = [o for o in attempt.objects if life.latest.get((o.group, o.shard, o.digest), 0) > attempt.number]
+        if late:
+            self.world.fail("late_commit", f"{life}: attempt {attempt.number} was superseded and accepted", life.name)
+        if attempt.weights in life.core.ctx.retired:
+            self.world.fail("late_commit", f"{life}: attempt {attempt.number} of retired weights accepted", life.name)
+        self._visible_at_once(life, attempt)
+
+    def _visible_at_once(self, life: Life, attempt: Attempt) -> None:
+        """All of a commit is visible in its step, and nothing of what it retires."""
+        if any(obj.state in UNFINISHED for obj in attempt.objects):
+            self.world.fail("one_commit", f"{life}: attempt {attempt.number} is visible in part", life.name)
+        new = {id(obj) for obj in attempt.objects}
+        stale: list[Obj] = [o for o in life.core.ctx.books.find_all(attempt.retire) if id(o) not in new]
+        if stale:
+            self.world.fail("one_commit", f"{life}: attempt {attempt.number} left what it retires", life.name)
+
+    # --- lives ---------------------------------------------------------------------------------
+
+    def _rights(self, life: Life) -> None:
+        """At most one life of a holder may grant at any time."""
+        if self.world.lives.get(life.name) is not life and life.core.ctx.may_grant:
+            self.world.fail("one_granting_life", f"{life} may grant beside its successor", life.name)
+
+    # --- directory -----------------------------------------------------------------------------
+
+    def before_directory(self, core: DirectoryCore, message: object) -> None:
+        """Note where a stream stands that an earlier life tries to speak for."""
+        self._stream = None
+        holder, incarnation = getattr(message, "holder", ""), getattr(message, "incarnation", 0)
+        if not isinstance(message, (EventBatch, DumpPart, Heartbeat, HolderGone)):
+            return
+        least = incarnation + isinstance(message, HolderGone)
+        known = self._least.get((core.epoch, holder), 0)
+        if incarnation < known and not isinstance(message, HolderGone):
+            self._stream = (holder, self._place(core, holder))
+        self._least[core.epoch, holder] = max(known, least)
+
+    def after_directory(self, core: DirectoryCore) -> None:
+        """What a dead life says changes nothing."""
+        if self._stream is not None:
+            holder, place = self._stream
+            if self._place(core, holder) != place:
+                self.world.fail("old_life", f"directory: an earlier life of {holder} was listened to", holder)
+
+    def _place(self, core: DirectoryCore, holder: str) -> tuple[int, int, int] | None:
+        stream = core.streams.get(holder)
+        return None if stream is None else (stream.incarnation, stream.seq, len(stream.keys))

@@ -1,0 +1,218 @@
+"""Small random models, prompts and bounds: everything a seed decides before the first event."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...fabric.admission import ByteLimit
+from ...fabric.arena import ArenaLayout, PoolLayout
+from ...fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
+from ...fabric.kinds import ObjectKind
+from ...fabric.messages import Prompt
+from ...fabric.model import ModelSpec
+from ...fabric.passport import Abi, AbiPassport
+
+BLOCK_BYTES = 64
+PROMPT_TOKENS_MAX = 80
+TENANTS = ("acme", "bolt")
+
+
+def random_model(rng: random.Random) -> ModelSpec:
+    """One of the shapes that real hybrid models have, shrunk, with unequal blocks."""
+    shape = rng.choice((_hybrid, _hybrid, _hybrid, _lagged, _recurrent, _full))
+    groups = shape(rng)
+    for group in groups:
+        group["block_bytes"] = BLOCK_BYTES
+    return ModelSpec.load(
+        {
+            "name": shape.__name__.strip("_"),
+            "groups": groups,
+            "shards": 2 if rng.random() < 0.25 else 1,
+            "drop_last_blocks": 1 if rng.random() < 0.1 else 0,
+        }
+    )
+
+
+def _hybrid(rng: random.Random) -> list[dict[str, Any]]:
+    """Two compressed histories of unequal ratio, their tails, an indexer and a window (DeepSeek-V4)."""
+    fine = rng.random() < 0.4
+    groups: list[dict[str, Any]] = [
+        {"name": "csa", "kind": "compressed_history", "block_tokens": rng.choice((8, 16)), "ratio": 4},
+        {
+            "name": "csa_tail",
+            "kind": "uncompressed_tail",
+            "of": "csa",
+            "block_tokens": 4,
+            "overlap_tokens": rng.choice((0, 4, 4)),
+        },
+        {"name": "index", "kind": "indexer", "of": "csa", "block_tokens": rng.choice((8, 16))},
+        {
+            "name": "swa",
+            "kind": "sliding_window",
+            "block_tokens": 4,
+            "window_tokens": rng.choice((6, 10, 13)),
+            "sink_tokens": rng.choice((0, 0, 3)),
+        },
+    ]
+    if rng.random() < 0.5:
+        groups.append({"name": "hca", "kind": "compressed_history", "block_tokens": 16, "ratio": 16})
+        groups.append({"name": "hca_tail", "kind": "uncompressed_tail", "of": "hca", "block_tokens": 4})
+    elif rng.random() < 0.5:
+        groups.append(
+            {"name": "index_tail", "kind": "uncompressed_tail", "of": "index", "block_tokens": 4, "overlap_tokens": 4}
+        )
+    if fine:
+        for group in groups:
+            if group["block_tokens"] > 4:
+                group["endpoint_tokens"] = rng.choice((4, 8))
+    return groups
+
+
+def _lagged(rng: random.Random) -> list[dict[str, Any]]:
+    """A history that keeps its recent tokens raw, and a window."""
+    return [
+        {
+            "name": "old",
+            "kind": "compressed_history",
+            "block_tokens": 8,
+            "ratio": 4,
+            "lag_tokens": rng.choice((4, 6)),
+            "endpoint_tokens": 4,
+        },
+        {"name": "raw", "kind": "uncompressed_tail", "of": "old", "block_tokens": 4},
+        {"name": "swa", "kind": "sliding_window", "block_tokens": 8, "window_tokens": 9, "endpoint_tokens": 4},
+    ]
+
+
+def _recurrent(rng: random.Random) -> list[dict[str, Any]]:
+    """Full attention beside recurrent state, and a window kept as snapshots (Qwen3-Next)."""
+    return [
+        {"name": "full", "kind": "compressed_history", "block_tokens": rng.choice((4, 8))},
+        {"name": "state", "kind": "compressed_history", "form": "state", "grid_tokens": rng.choice((8, 16))},
+        {"name": "rows", "kind": "sliding_window", "form": "state", "grid_tokens": 8},
+    ]
+
+
+def _full(rng: random.Random) -> list[dict[str, Any]]:
+    """Ordinary attention, blocks larger than the positions a resume may end at."""
+    return [
+        {
+            "name": "kv",
+            "kind": "compressed_history",
+            "block_tokens": rng.choice((4, 8)),
+            "endpoint_tokens": rng.choice((2, 4)),
+        },
+        {"name": "index", "kind": "indexer", "of": "kv", "block_tokens": 4},
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """How likely things go wrong; a seed draws one set."""
+
+    loss: float
+    twice: float
+    late: float
+    transfer_fault: float
+    disk_fault: float
+    fault_every_s: float
+
+
+def random_chance(rng: random.Random) -> Chance:
+    """From no trouble at all to a lot of it."""
+    return Chance(
+        loss=rng.choice((0.0, 0.005, 0.02)),
+        twice=rng.choice((0.0, 0.01, 0.03)),
+        late=rng.choice((0.01, 0.04)),
+        transfer_fault=rng.choice((0.0, 0.03, 0.08)),
+        disk_fault=rng.choice((0.0, 0.05, 0.12)),
+        fault_every_s=rng.choice((0.8, 1.5, 3.0)),
+    )
+
+
+def random_limits(rng: random.Random, model: ModelSpec, slots: list[int]) -> tuple[ByteLimit, ...]:
+    """Byte limits that bind now and then, in a third of all runs."""
+    if rng.random() > 0.35:
+        return ()
+    total = sum(slots) * BLOCK_BYTES
+    limits = [ByteLimit(int(total * rng.uniform(0.55, 0.8)), each_tenant=True)]
+    kinds = sorted({g.kind for g in model.groups})
+    if rng.random() < 0.6:
+        kind = rng.choice(kinds)
+        of_kind = sum(n for n, g in zip(slots, model.groups, strict=True) if g.kind is kind) * BLOCK_BYTES
+        limits.append(ByteLimit(int(of_kind * rng.uniform(0.7, 0.95)), kind=ObjectKind(kind)))
+    return tuple(limits)
+
+
+def random_slots(rng: random.Random, model: ModelSpec) -> list[int]:
+    """Slots a pool for each group and shard: one long prompt always fits, all of them never do."""
+    room = rng.choice((1.3, 1.8, 2.6))
+    return [int(PROMPT_TOKENS_MAX // group.unit_tokens * room) + 2 for group in model.groups]
+
+
+def layout_of(slots: list[int], shards: tuple[int, ...]) -> ArenaLayout:
+    """A holder's arena: for each group a pool a shard."""
+    return ArenaLayout([PoolLayout(g, s, n, BLOCK_BYTES) for g, n in enumerate(slots) for s in shards])
+
+
+@dataclass(slots=True)
+class Text:
+    """One prompt as its reader and writer know it, under one tenant and weights revision."""
+
+    keys: PromptKeys
+    weights: str
+    tenant: str
+    prompt: Prompt
+    digests: dict[int, list[bytes]]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Library:
+    """A tree of prompts that share prefixes, each as long as asked for."""
+
+    def __init__(self, rng: random.Random, model: ModelSpec) -> None:
+        self.model = model
+        self.names = tuple(range(rng.randrange(3, 7)))
+        self._tokens: dict[int, list[int]] = {}
+        for name in self.names:
+            tokens = [rng.randrange(1000) for _ in range(PROMPT_TOKENS_MAX + 8)]
+            if name and rng.random() < 0.7:
+                like = self._tokens[rng.randrange(name)]
+                share = rng.randrange(8, PROMPT_TOKENS_MAX)
+                tokens[:share] = like[:share]
+            self._tokens[name] = tokens
+        self._known: dict[tuple[int, int, str, str], Text] = {}
+
+    def text(self, name: int, n: int, weights: str, tenant: str) -> Text:
+        """The first n tokens of a prompt."""
+        key = (name, n, weights, tenant)
+        known = self._known.get(key)
+        if known is None:
+            namespace = Namespace(self.model.name, weights, tenant)
+            keys = PromptKeys(self.model, namespace, as_tokens(self._tokens[name][:n]))
+            units = tuple((unit, keys.keys(unit)) for unit in self.model.units_tokens)
+            prompt = Prompt(namespace.digest(), weights_digest16(weights), tenant, n, units)
+            digests = {unit: [blob[i : i + 32] for i in range(0, len(blob), 32)] for unit, blob in units}
+            known = self._known[key] = Text(keys, weights, tenant, prompt, digests)
+        return known
+
+
+@dataclass(slots=True)
+class Layouts:
+    """The layouts that kernels of this world write and read, per group: ABI 1 mostly, ABI 2 now and then."""
+
+    model: ModelSpec
+    first: tuple[Abi, ...] = field(init=False)
+    second: tuple[Abi, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = tuple(AbiPassport(kernel=g.name, alignment_bytes=64).abi() for g in self.model.groups)
+        self.second = tuple(AbiPassport(kernel=g.name, kernel_abi=2).abi() for g in self.model.groups)
+
+    def loose(self, group: int) -> Abi:
+        """The first layout, aligned less than its reader needs."""
+        return Abi(self.first[group].fingerprint, 16)

@@ -1,0 +1,210 @@
+"""Readers: acquire in every form, read under the lease, renew, release, forget; and judge what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...fabric.arena import Arena
+from ...fabric.kinds import Reason
+from ...fabric.leases import read_refusal, slots_unchanged
+from ...fabric.messages import Acquire, Answer, LeaseGrant, LeasePart, Release, Renew, Renewed
+from ...fabric.passport import Abi
+from .judge import Held, parts_sound
+from .models import PROMPT_TOKENS_MAX, TENANTS, Text
+
+if TYPE_CHECKING:
+    from .clients import Client
+    from .world import Life
+
+Script = Generator[Any, Any, None]
+
+
+@dataclass(slots=True)
+class Reading:
+    """One lease in a reader's hands."""
+
+    text: Text
+    abis: tuple[Abi, ...]
+    grant: LeaseGrant
+    lives: dict[str, Life]
+    deadline_s: float
+    graph: bool
+
+
+class Reader:
+    """The reading half of a session."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.world = client.world
+        self.rng = client.rng
+
+    def act(self, lives: list[Life]) -> Script:
+        """Acquire something, and use what is granted."""
+        rng, world = self.rng, self.world
+        text = self._text()
+        readers = self._readers(lives)
+        abis = world.layouts.first
+        if rng.random() < 0.04:
+            odd = rng.randrange(len(abis))
+            abis = tuple(world.layouts.second[g] if g == odd else abi for g, abi in enumerate(abis))
+        probe = rng.random() < 0.12
+        graph = not probe and rng.random() < 0.12
+        message = Acquire(
+            self.client.request(),
+            text.prompt,
+            abis,
+            readers,
+            rng.choice((0.5, 1.0, 2.0, 5.0)),
+            rng.choice((None, None, None, 0.0, 1.0, 4.0)),
+            rng.choice((0, 0, 0, world.judge.grid, 3 * world.judge.grid)),
+            probe,
+            graph,
+            rng.choice((0, 0, 1, -1)),
+        )
+        answer = yield self.client.call(lives[0], message)
+        if not isinstance(answer, Answer):
+            return
+        world.counts[f"answers {answer.status}"] += 1
+        world.counts["acquires"] += 1
+        if answer.cause is not None:
+            world.counts[f"cause {answer.cause.reason}"] += 1
+        self._judge_answer(answer, message, text)
+        if answer.grant is None:
+            return
+        world.counts["granted"] += 1
+        reading = Reading(text, abis, answer.grant, {life.name: life for life in lives}, answer.grant.deadline_s, graph)
+        mine = world.held.setdefault(self.client.name, set())
+        mine.add(answer.grant.lease)
+        yield from (self._replay(reading, lives[0]) if graph else self._use(reading, lives[0]))
+        mine.discard(answer.grant.lease)
+
+    def _text(self) -> Text:
+        rng, library = self.rng, self.world.library
+        n = rng.randrange(PROMPT_TOKENS_MAX // 3, PROMPT_TOKENS_MAX + 8)
+        tenant = TENANTS[0] if rng.random() < 0.8 else TENANTS[1]
+        return library.text(rng.choice(library.names), n, self.client.weights, tenant)
+
+    def _readers(self, lives: list[Life]) -> tuple[str, ...]:
+        """The holder of each shard on this node."""
+        of_shard = {shard: life.name for life in lives for shard in self.world.holders[life.name][1]}
+        return tuple(of_shard[shard] for shard in range(self.world.model.shards))
+
+    def _judge_answer(self, answer: Answer, message: Acquire, text: Text) -> None:
+        """What no answer may say, whatever is stored."""
+        world, grant = self.world, answer.grant
+        wrong = None
+        if answer.tokens > answer.hash_tokens:
+            wrong = f"{answer.tokens} tokens are more than the {answer.hash_tokens} that hashes promise"
+        elif grant is not None and (message.probe or grant.tokens != answer.tokens or grant.tokens >= len(text)):
+            wrong = f"a grant of {grant.tokens} tokens for {answer.tokens} of {len(text)}"
+        elif grant is not None and grant.tokens < message.min_tokens:
+            wrong = f"{grant.tokens} tokens are less than the {message.min_tokens} asked for"
+        elif grant is not None and grant.weights != text.prompt.weights:
+            wrong = "the grant is of other weights than the prompt"
+        elif grant is not None:
+            wrong = parts_sound(grant, world.model.shards)
+        if wrong is not None:
+            world.fail("wrong_answer", f"{self.client.name}: {wrong}", self.client.name)
+
+    # --- use -----------------------------------------------------------------------------------
+
+    def _use(self, reading: Reading, leader: Life) -> Script:
+        """Read, perhaps renew and read again, then release; or forget, and be refused later."""
+        yield from self._read(reading)
+        for _ in range(self.rng.choice((0, 0, 1, 2))):
+            yield self.rng.uniform(0.1, 2.0)
+            message = Renew(self.client.request(), reading.grant.lease, self.rng.choice((0.5, 1.0, 3.0)))
+            renewed = yield self.client.call(leader, message)
+            if not isinstance(renewed, Renewed) or renewed.refused is not None:
+                return
+            reading.deadline_s = max(reading.deadline_s, renewed.deadline_s)
+            yield from self._read(reading)
+        if self.rng.random() < 0.75:
+            yield self.client.call(leader, Release(self.client.request(), reading.grant.lease, reading.grant.tokens))
+            return
+        yield self.rng.uniform(0.0, 6.0)
+        yield from self._read(reading)
+
+    def _replay(self, reading: Reading, leader: Life) -> Script:
+        """A captured graph reads at fixed addresses until its process says it is idle, deadline or not."""
+        for _ in range(self.rng.randrange(2, 7)):
+            if any(not reading.lives[part.holder].alive for part in reading.grant.parts):
+                return
+            moved = [p for p in reading.grant.parts if not slots_unchanged(p, reading.lives[p.holder].arena)]
+            if moved:
+                self.world.fail(
+                    "moved_under_graph",
+                    f"{self.client.name}: graph lease {reading.grant.lease} at {moved[0].holder}",
+                    moved[0].holder,
+                    self.client.name,
+                )
+                return
+            self._judge(reading, self._take(reading, 0) + self._take(reading, 1))
+            yield self.rng.uniform(0.2, 2.5)
+        yield self.client.call(leader, Release(self.client.request(), reading.grant.lease, None))
+
+    # --- read ----------------------------------------------------------------------------------
+
+    def _read(self, reading: Reading) -> Script:
+        """A guarded read: refused before, or refused after, or every byte is right."""
+        refused = self._refusal(reading)
+        if refused is None:
+            held = self._take(reading, 0)
+            yield self.rng.uniform(0.0, 0.2)
+            held += self._take(reading, 1)
+            refused = self._refusal(reading)
+            if refused is None:
+                self.world.counts["reads"] += 1
+                self._judge(reading, held)
+                return
+        self.world.counts[f"refused {refused}"] += 1
+
+    def _refusal(self, reading: Reading) -> Reason | None:
+        """What the reader sees by itself, checked against what the world knows."""
+        now = self.world.local(self.client.node)
+        parts: list[tuple[LeasePart, Arena | None]] = [
+            (part, reading.lives[part.holder].arena) for part in reading.grant.parts
+        ]
+        grant = reading.grant
+        refused = read_refusal(grant, reading.deadline_s, parts, now)
+        wrong = self._wrongly(reading, refused, now)
+        if wrong is not None:
+            self.world.fail("fence", f"{self.client.name}: lease {grant.lease}: {wrong}", self.client.name)
+        return refused
+
+    def _wrongly(self, reading: Reading, refused: Reason | None, now: float) -> str | None:
+        """Why a refusal, or a permission, cannot be right."""
+        lives = [reading.lives[part.holder] for part in reading.grant.parts]
+        if refused is None:
+            if now >= reading.deadline_s:
+                return "read past its deadline"
+            if any(life.core.ctx.weights != reading.grant.weights for life in lives):
+                return "read under retired weights"
+            if any(self.world.queue.now > life.right_until_s for life in lives):
+                return "read from a life that may not grant any more"
+        elif refused is Reason.VERSION_CHANGED and len(lives) == 1:
+            return "its slots changed before its deadline"
+        return None
+
+    def _take(self, reading: Reading, half: int) -> list[Held]:
+        """Every second leased slot's bytes, as they lie there now."""
+        held = []
+        for part in reading.grant.parts:
+            arena = reading.lives[part.holder].arena
+            for run in part.slots:
+                for place, index in enumerate(run.indices):
+                    if place % 2 == half:
+                        slot = int.from_bytes(run.slots[place * 4 : place * 4 + 4], "little")
+                        held.append(Held(run.group, run.shard, index, arena.content(slot).tobytes()))
+        return held
+
+    def _judge(self, reading: Reading, held: list[Held]) -> None:
+        text = reading.text
+        wrong = self.world.judge.verdict(len(text), reading.grant.tokens, text.digests, reading.abis, held)
+        if wrong is not None:
+            self.world.wrong_reads += 1
+            about = [part.holder for part in reading.grant.parts]
+            self.world.fail("wrong_read", f"{self.client.name}: lease {reading.grant.lease}: {wrong}", *about)

@@ -1,0 +1,246 @@
+"""One run: a seed, so many steps, then everything is healed and must come to rest."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from ...fabric.books import Obj
+from ...fabric.invariants import accounting
+from ...fabric.kinds import Status
+from ...fabric.lifecycle import State
+from ...fabric.messages import Acquire, Answer
+from .clients import Call
+from .faults import Faults
+from .models import PROMPT_TOKENS_MAX, TENANTS
+from .world import Failure, World
+
+REST_S = 45.0
+"""Longer than any lease, attempt, pin or exchange of these worlds lives."""
+
+GRANTS_PER_1000_MIN = 20
+RESTORES_PER_1000_MIN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run showed."""
+
+    seed: int
+    steps: int
+    virtual_s: float
+    wall_s: float
+    granted: int
+    restores: int
+    wrong_reads: int
+    slots_lost: int
+    hangs: int
+    failure: Failure | None
+    counts: Counter[str]
+
+    @property
+    def clean(self) -> bool:
+        return self.failure is None
+
+    def plain(self) -> dict[str, Any]:
+        """One JSON object."""
+        steps = max(self.steps, 1)
+        return {
+            "seed": self.seed,
+            "steps": self.steps,
+            "clean": self.clean,
+            "virtual_s": round(self.virtual_s, 3),
+            "steps_per_s": round(self.steps / max(self.wall_s, 1e-9)),
+            "granted_per_1000_steps": round(1000 * self.granted / steps, 1),
+            "restores_per_1000_steps": round(1000 * self.restores / steps, 1),
+            "wrong_reads": self.wrong_reads,
+            "slots_lost": self.slots_lost,
+            "hangs": self.hangs,
+            "failure": None
+            if self.failure is None
+            else {"law": self.failure.law, "detail": self.failure.detail, "step": self.failure.step},
+            "trace": [] if self.failure is None else list(self.failure.trace),
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+
+class Run:
+    """Drives one world to its end."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.world = World(seed)
+        self.faults = Faults(self.world)
+        self.steps = steps
+
+    def run(self) -> Report:
+        """The whole run. Time is only measured, never used."""
+        started = time.perf_counter()
+        world = self.world
+        world.begin()
+        self.faults.begin()
+        while world.failure is None and world.steps < self.steps:
+            world.queue.run_next(float("inf"))
+        busy_s, busy_steps = time.perf_counter() - started, world.steps
+        if world.failure is None:
+            self._rest()
+        return Report(
+            seed=world.seed,
+            steps=busy_steps,
+            virtual_s=world.queue.now,
+            wall_s=busy_s,
+            granted=world.counts["granted"],
+            restores=world.restores,
+            wrong_reads=world.wrong_reads,
+            slots_lost=sum(accounting(life.core).lost for life in world.lives.values()),
+            hangs=int(world.failure is not None and world.failure.law == "hang"),
+            failure=world.failure,
+            counts=world.counts,
+        )
+
+    # --- coming to rest ------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Heal everything, let every promise run out, and look at what is left."""
+        world = self.world
+        world.calm = True
+        world.cut.clear()
+        self.faults.directory_back()
+        for life in [*world.lives.values(), *world.zombies]:
+            life.machine.calm = True
+            if life.paused:
+                self.faults.wake(life)
+        for name, life in list(world.lives.items()):
+            if not life.alive:
+                world.replace(name)
+            self.faults.disk_up(name)
+        self._until(world.queue.now + 5.0)
+        for client in list(world.clients.values()):
+            client.die()
+        for life in list(world.zombies):
+            self.faults.bury(life)
+        self._until(world.queue.now + REST_S)
+        if world.failure is None:
+            self._at_rest()
+        if world.failure is None:
+            self._converged()
+        if world.failure is None:
+            self._answers_all()
+
+    def _until(self, at_s: float) -> None:
+        queue = self.world.queue
+        while self.world.failure is None and queue.run_next(at_s):
+            pass
+
+    def _at_rest(self) -> None:
+        """Nothing is pinned, reserved, quarantined, lost, waited for or forgotten on disk."""
+        world = self.world
+        for life in world.lives.values():
+            core, books = life.core, accounting(life.core)
+            left = {
+                "pins": books.pins,
+                "lost slots": books.lost,
+                "reserved slots": books.reserved,
+                "quarantined slots": books.quarantined,
+                "leases": len(core.ctx.leases.live),
+                "write attempts": len(core.stores.attempts) + len(core.stores.aborted),
+                "shares": len(core.parts.open_parts),
+                "pins for others": len(core.pins.open),
+                "acquires": len(core.leader.ops) + len(core.leader.by_request) + len(core.leader.waiting),
+                "fetches": len(core.ctx.inflight),
+                "waiters": len(core.ctx.waiters),
+            }
+            for what, count in left.items():
+                if count:
+                    world.fail("rest", f"{life}: {count} {what} are left", life.name)
+            self._disk_at_rest(life.name)
+
+    def _disk_at_rest(self, name: str) -> None:
+        core = self.world.lives[name].core
+        objects = [obj for table in core.ctx.books.table.values() for obj in table.values()]
+        referred = {obj.on_disk[0] for obj in objects if obj.on_disk is not None}
+        extents = set(self.world.disks[name].extents)
+        if extents != referred:
+            odd = sorted(extents ^ referred)
+            self.world.fail("rest", f"{name}: extents {odd} are not both on disk and referred to", name)
+
+    def _converged(self) -> None:
+        """The directory knows exactly what the holders have."""
+        world = self.world
+        assert world.directory is not None
+        told = {
+            (holder, group, shard, digest, entry.in_memory, entry.revision, entry.version)
+            for (group, shard), table in world.directory.index.items()
+            for digest, holders in table.items()
+            for holder, entry in holders.items()
+        }
+        true = {
+            (life.name, group, shard, digest[:16], _in_memory(obj), obj.revision, obj.version.to_bytes(8, "little"))
+            for life in world.lives.values()
+            for (group, shard), table in life.core.ctx.books.table.items()
+            for digest, obj in table.items()
+        }
+        if told != true:
+            odd = sorted({entry[0] for entry in told ^ true})
+            world.fail("convergence", f"directory: {len(told ^ true)} entries differ, of {odd}", *odd)
+
+    def _answers_all(self) -> None:
+        """At rest, a look-up at any node finds what is there, however it is spread."""
+        world = self.world
+        for node in world.nodes:
+            for name in world.library.names:
+                for tenant in TENANTS:
+                    self._probe(node, name, tenant)
+                    if world.failure is not None:
+                        return
+
+    def _probe(self, node: str, name: int, tenant: str) -> None:
+        world = self.world
+        text = world.library.text(name, PROMPT_TOKENS_MAX, world.weights[-1], tenant)
+        client = self.faults.new_client(node)
+        lives = client.lives()
+        assert lives is not None
+        answers: list[Any] = []
+        readers = tuple(
+            next(life.name for life in lives if s in world.holders[life.name][1]) for s in range(world.model.shards)
+        )
+        message = Acquire(client.request(), text.prompt, world.layouts.first, readers, 1.0, None, 0, True)
+
+        def ask() -> Any:
+            answers.append((yield Call(lives[0], message)))
+
+        client.script(ask())
+        self._until(world.queue.now + 8.0)
+        client.die()
+        if world.failure is not None or not answers or not isinstance(answers[0], Answer):
+            world.fail("hang", f"a probe at {node} was not answered", lives[0].name)
+            return
+        best = world.judge.best(len(text), self._there(text.digests))
+        found = answers[0]
+        if found.tokens != best or (found.status is Status.FULL_HIT and not best):
+            detail = f"a probe of prompt {name} at {node} found {found.tokens} tokens, there are {best} ({found.cause})"
+            world.fail("convergence", detail, lives[0].name, client.name)
+
+    def _there(self, digests: dict[int, list[bytes]]) -> dict[tuple[int, int], dict[int, set[int]]]:
+        """What all holders have of a prompt, usable in the first layout."""
+        world = self.world
+        there: dict[tuple[int, int], dict[int, set[int]]] = {}
+        for life in world.lives.values():
+            for (group, shard), table in life.core.ctx.books.table.items():
+                abi = world.layouts.first[group]
+                for index, digest in enumerate(digests[world.model.groups[group].unit_tokens]):
+                    obj = table.get(digest)
+                    if obj is None or obj.bad is not None or obj.abi != abi:
+                        continue
+                    there.setdefault((group, shard), {}).setdefault(index, set()).add(obj.revision)
+        return there
+
+
+def _in_memory(obj: Obj) -> bool:
+    return obj.state in (State.SEALED, State.DEMOTING)
+
+
+def simulate(seed: int, steps: int) -> Report:
+    """Run one seed for so many steps, to rest."""
+    return Run(seed, steps).run()

@@ -1,0 +1,414 @@
+"""The simulated world: lives of holders, a directory, a supervisor, a network, and what must hold.
+
+A step is one delivered message, timer, fault or client call. After each step the touched holder's
+invariants are checked, after every ``CHECK_ALL_EVERY`` those of all. The first violation ends a run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...fabric import wire
+from ...fabric.arena import Arena, heap_arena
+from ...fabric.context import HolderConfig
+from ...fabric.directory import DirectoryCore
+from ...fabric.effects import (
+    DeleteExtent,
+    DigestSlots,
+    Effect,
+    Event,
+    PeerClosed,
+    ReadExtent,
+    Received,
+    Send,
+    StartTransfer,
+    Tick,
+    Undeliverable,
+    WriteExtent,
+)
+from ...fabric.holder import HolderCore
+from ...fabric.identity import weights_digest16
+from ...fabric.invariants import check
+from ...fabric.messages import GrantUntil, HolderGone, SetWeights
+from .judge import Content, Judge
+from .laws import Laws
+from .machine import Disk, Machine
+from .models import Layouts, Library, layout_of, random_chance, random_limits, random_model, random_slots
+from .queue import Queue, Trace
+
+if TYPE_CHECKING:
+    from .clients import Client
+
+CHECK_ALL_EVERY = 100
+WIRE_EVERY = 8
+"""One message in so many goes through bytes and back; frozen records are shared otherwise."""
+RIGHT_S = 4.0
+RIGHT_EVERY_S = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a run ended with: which law was broken, by whom, and the last events about it."""
+
+    law: str
+    detail: str
+    step: int
+    trace: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One life of a holder: its core, its memory, and whether it runs."""
+
+    name: str
+    node: str
+    incarnation: int
+    arena: Arena
+    core: HolderCore
+    machine: Machine
+    alive: bool = True
+    paused: bool = False
+    inbox: list[Event] = field(default_factory=list)
+    tick_at: float | None = None
+    right_until_s: float = 0.0
+    """Until when this life may be trusted, in true time, by what the supervisor sent it."""
+    clients: set[str] = field(default_factory=set)
+    latest: dict[tuple[int, int, bytes], int] = field(default_factory=dict)
+    """The last write attempt begun at each object."""
+
+    def __str__(self) -> str:
+        return f"{self.name}#{self.incarnation}"
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.queue = Queue()
+        self.trace = Trace()
+        self.model = random_model(rng)
+        self.content = Content()
+        self.judge = Judge(self.model, self.content)
+        self.layouts = Layouts(self.model)
+        self.library = Library(rng, self.model)
+        self.chance = random_chance(rng)
+        self.slots = random_slots(rng, self.model)
+        self.limits = random_limits(rng, self.model, self.slots)
+        self.verify_always = rng.random() < 0.25
+        self.nodes = tuple(f"n{i}" for i in range(rng.randrange(2, 4)))
+        self.split_shards = self.model.shards > 1 and rng.random() < 0.7
+        self.holders: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for node in self.nodes:
+            if self.split_shards:
+                self.holders.update({f"{node}.{s}": (node, (s,)) for s in range(self.model.shards)})
+            else:
+                self.holders[node] = (node, tuple(range(self.model.shards)))
+        self.offset = {node: rng.uniform(0, 1e5) for node in self.nodes}
+        self.disks = {name: Disk() for name in self.holders}
+        self.lives: dict[str, Life] = {}
+        self.zombies: list[Life] = []
+        self.incarnations: Counter[str] = Counter()
+        self.cut: set[frozenset[str]] = set()
+        self.weights = ["w1"]
+        self.directory: DirectoryCore | None = None
+        self.epoch = 0
+        self.clients: dict[str, Client] = {}
+        self.calm = False
+        self.steps = 0
+        self.counts: Counter[str] = Counter()
+        self.held: dict[str, set[int]] = {}
+        """Leases in the hands of each client."""
+        self.wrong_reads = 0
+        self.failure: Failure | None = None
+        self.laws = Laws(self)
+
+    # --- beginning -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the directory, every holder and the supervisor's renewals."""
+        self.start_directory()
+        for name in self.holders:
+            self.start_holder(name)
+        self.queue.after(RIGHT_EVERY_S, self._renew_rights)
+
+    def config(self, name: str) -> HolderConfig:
+        node, shards = self.holders[name]
+        return HolderConfig(
+            holder=name,
+            node=node,
+            shards=shards,
+            verify_always=self.verify_always,
+            request_timeout_s=0.5,
+            transfer_timeout_s=1.5,
+            pin_ttl_s=2.0,
+            attempt_ttl_s=12.0,
+            recovery_wait_s=4.0,
+            rounds_max=8,
+            restores_max=6,
+            restore_bytes_max=1024,
+            limits=self.limits,
+            ageing_s=0.5,
+            event_ack_s=1.7,
+            event_batches_kept=8,
+            dump_objects_max=16,
+            lease_s_max=20.0,
+        )
+
+    def start_holder(self, name: str) -> None:
+        """A fresh life of a holder: empty memory, a warm disk, the weights in force."""
+        node, shards = self.holders[name]
+        self.incarnations[name] += 1
+        incarnation = self.incarnations[name]
+        arena = heap_arena(layout_of(self.slots, shards), incarnation)
+        weights = weights_digest16(self.weights[-1])
+        core = HolderCore(self.config(name), self.model, arena, incarnation, weights)
+        disk = self.disks[name]
+        disk.incarnation = incarnation
+
+        def feed(event: Event) -> None:
+            self.feed(life, event)
+
+        machine = Machine(
+            rng=self.rng,
+            queue=self.queue,
+            chance=self.chance,
+            arena=arena,
+            incarnation=incarnation,
+            disk=disk,
+            feed=feed,
+            peer=self.peer_for(node),
+            counts=self.counts,
+        )
+        machine.calm = self.calm
+        life = self.lives[name] = Life(name, node, incarnation, arena, core, machine)
+        self.trace.note(self.queue.now, str(life), "starts")
+        effects = core.start(self.local(node), disk.found())
+        self.perform(life, effects)
+        self.tell_weights(life)
+        self._grant_right(life)
+        self.schedule_tick(life)
+
+    def start_directory(self) -> None:
+        self.epoch += 1
+        self.directory = DirectoryCore("directory:0", self.model, self.epoch)
+        self._perform_directory(self.directory.start(self.lives))
+
+    @property
+    def restores(self) -> int:
+        """Objects that came back from a disk so far."""
+        return self.counts["restored"]
+
+    def local(self, node: str) -> float:
+        """A node's monotonic clock."""
+        return self.queue.now + self.offset[node]
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def fail(self, law: str, detail: str, *about: str) -> None:
+        """End the run with the first thing that should never be."""
+        if self.failure is None:
+            self.failure = Failure(law, detail, self.steps, tuple(self.trace.last(40, *about)))
+
+    def feed(self, life: Life, event: Event) -> None:
+        """One event for one life: now, or when it wakes up; never, if it is dead."""
+        if not life.alive or self.failure is not None:
+            return
+        if life.paused:
+            life.inbox.append(event)
+            return
+        self.steps += 1
+        what, about = ("got", event.message) if isinstance(event, Received) else ("event", event)
+        self.trace.note(self.queue.now, str(life), what, about)
+        self.laws.before(life, event)
+        try:
+            effects = life.core.handle(event, self.local(life.node))
+        except Exception as error:  # noqa: BLE001 - whatever a core raises is a finding
+            self.fail("protocol", f"{life}: {type(error).__name__}: {error}", life.name)
+            return
+        self.laws.after(life, event, effects)
+        self.perform(life, effects)
+        self.check(life)
+        if self.steps % CHECK_ALL_EVERY == 0:
+            for other in [*self.lives.values(), *self.zombies]:
+                if other.alive:
+                    self.check(other)
+        self.schedule_tick(life)
+
+    def check(self, life: Life) -> None:
+        for violation in check(life.core):
+            self.fail(violation.invariant, f"{life}: {violation.detail}", life.name)
+
+    def schedule_tick(self, life: Life) -> None:
+        wanted = life.core.next_deadline_s
+        if wanted is None:
+            return
+        at = wanted - self.offset[life.node]
+        if life.tick_at is None or at < life.tick_at:
+            life.tick_at = at
+            self.queue.after(max(0.0, at - self.queue.now) + self.rng.uniform(0, 0.02), self._tick, life, at)
+
+    def _tick(self, life: Life, at: float) -> None:
+        if life.tick_at == at:
+            life.tick_at = None
+            self.feed(life, Tick())
+
+    def perform(self, life: Life, effects: list[Effect]) -> None:
+        """What a core asked for, handed to network, memory and disk."""
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.transmit(life.name, life.node, effect.to, effect.message, life)
+                case StartTransfer():
+                    life.machine.transfer(effect)
+                case DigestSlots():
+                    life.machine.digest_slots(effect)
+                case WriteExtent():
+                    life.machine.write(effect)
+                case ReadExtent():
+                    life.machine.read(effect)
+                case DeleteExtent():
+                    life.machine.delete(effect)
+
+    # --- network -------------------------------------------------------------------------------
+
+    def node_of(self, address: str) -> str:
+        if address in self.holders:
+            return self.holders[address][0]
+        return {"d": "d", "s": "s"}[address[0]]
+
+    def reachable(self, one: str, other: str) -> bool:
+        return one == other or frozenset((one, other)) not in self.cut
+
+    def peer_for(self, node: str) -> Any:
+        """A one-sided view of peers' memory from a node: paused processes' memory is readable too."""
+
+        def peer(holder: str, incarnation: int) -> Arena | None:
+            for life in [self.lives.get(holder), *self.zombies]:
+                if life is not None and life.name == holder and life.incarnation == incarnation:
+                    return life.arena if life.alive and self.reachable(node, life.node) else None
+            return None
+
+        return peer
+
+    def transmit(self, sender: str, node: str, to: str, message: Any, life: Life | None = None) -> None:
+        """Send a record: it may be lost, doubled, delayed past others; what cannot be reached says so, mostly."""
+        rng, chance = self.rng, self.chance
+        if to.startswith("client:"):
+            self.queue.after(rng.uniform(0.0002, 0.002), self._to_client, life, to, message)
+            return
+        if not self.calm and rng.random() < chance.loss:
+            return
+        if rng.random() < 1 / WIRE_EVERY:
+            message = wire.decode(wire.encode(message))
+        self.queue.after(self._delay(), self._arrive, sender, node, to, message, life)
+        if not self.calm and rng.random() < chance.twice:
+            self.queue.after(self._delay() + rng.choice((0.0, 1.0)), self._arrive, sender, node, to, message, life)
+
+    def _delay(self) -> float:
+        rng = self.rng
+        if not self.calm and rng.random() < self.chance.late:
+            return rng.uniform(0.05, 1.5)
+        return rng.uniform(0.0005, 0.02)
+
+    def _arrive(self, sender: str, node: str, to: str, message: Any, life: Life | None) -> None:
+        if self.reachable(node, self.node_of(to)):
+            if to in self.holders:
+                target = self.lives.get(to)
+                if target is not None and target.alive:
+                    self.feed(target, Received(sender, message))
+                    return
+            elif to == "directory:0":
+                if self.directory is not None:
+                    self._to_directory(sender, message)
+                    return
+            else:
+                return
+        if life is not None and self.rng.random() < 0.7:
+            self.queue.after(self.rng.uniform(0.001, 0.1), self.feed, life, Undeliverable(to, message))
+
+    def _to_directory(self, sender: str, message: Any) -> None:
+        assert self.directory is not None
+        if self.failure is not None:
+            return
+        self.steps += 1
+        self.trace.note(self.queue.now, "directory:0", "got", message)
+        self.laws.before_directory(self.directory, message)
+        try:
+            effects = self.directory.handle(Received(sender, message), self.queue.now)
+        except Exception as error:  # noqa: BLE001 - whatever a core raises is a finding
+            self.fail("protocol", f"directory: {type(error).__name__}: {error}", "directory")
+            return
+        self.laws.after_directory(self.directory)
+        self._perform_directory(effects)
+
+    def _perform_directory(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.transmit("directory:0", "d", effect.to, effect.message)
+
+    def _to_client(self, life: Life | None, to: str, message: Any) -> None:
+        client = self.clients.get(to)
+        if client is not None and life is not None and self.failure is None:
+            self.steps += 1
+            client.receive(life, message)
+
+    # --- supervisor ----------------------------------------------------------------------------
+
+    def _renew_rights(self) -> None:
+        for life in list(self.lives.values()):
+            if life.alive and not life.paused:
+                self._grant_right(life)
+        self.queue.after(RIGHT_EVERY_S, self._renew_rights)
+
+    def _grant_right(self, life: Life) -> None:
+        life.right_until_s = self.queue.now + RIGHT_S
+        self.transmit("supervisor", "s", life.name, GrantUntil(life.incarnation, RIGHT_S))
+
+    def tell_weights(self, life: Life) -> None:
+        """Tell one life which weights are in force until it knows."""
+        if not life.alive or self.lives.get(life.name) is not life:
+            return
+        digests = tuple(weights_digest16(w) for w in self.weights)
+        if life.core.ctx.weights == digests[-1] and life.core.ctx.retired == set(digests[:-1]):
+            return
+        self.transmit("supervisor", "s", life.name, SetWeights(digests[-1], digests[:-1]))
+        self.queue.after(0.7, self.tell_weights, life)
+
+    def announce_gone(self, name: str, incarnation: int) -> None:
+        gone = HolderGone(name, incarnation)
+        for to in ["directory:0", *self.lives]:
+            if to != name:
+                self.transmit("supervisor", "s", to, gone)
+
+    # --- lives end -----------------------------------------------------------------------------
+
+    def end_life(self, life: Life) -> None:
+        """A process dies: its memory is gone, its connections close, nothing it started goes on."""
+        life.alive = False
+        life.machine.alive = False
+        self.trace.note(self.queue.now, str(life), "dies")
+        for name in sorted(life.clients):
+            client = self.clients.get(name)
+            if client is not None:
+                client.closed(life)
+
+    def replace(self, name: str) -> None:
+        """The supervisor brings a fresh incarnation, after the old one's right to grant ran out."""
+        old = self.lives[name]
+        if old.alive:
+            self.zombies.append(old)
+        self.announce_gone(name, old.incarnation)
+        self.start_holder(name)
+
+    def close_client(self, client: Client) -> None:
+        """A client's process ends: every holder it was connected to learns that it writes no more."""
+        self.clients.pop(client.name, None)
+        for life in [*self.lives.values(), *self.zombies]:
+            if client.name in life.clients:
+                life.clients.discard(client.name)
+                self.queue.after(self.rng.uniform(0.001, 0.05), self.feed, life, PeerClosed(client.name))
