@@ -24,6 +24,10 @@ Waiter = Callable[[Obj, Reason | None], None]
 """Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
 
 
+LIFE_SHIFT = 32
+"""Leases and attempts are numbered from incarnation << 32, so that no number of an earlier life means one of this."""
+
+
 @dataclass(frozen=True, slots=True)
 class HolderConfig:
     """Bounds and time-outs of one holder. ``shards``: the ranks whose bytes lie here.
@@ -83,7 +87,7 @@ class HolderContext:
         self.inflight: dict[tuple[int, int, bytes], Obj] = {}
         """FILLING objects of fetches, by key: a second request joins instead of fetching again."""
         self._wakes: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = 0
+        self._numbers = self.leases.fence = incarnation << LIFE_SHIFT
         arena.set_weights(weights)
 
     # --- outbox --------------------------------------------------------------------------------
@@ -99,9 +103,13 @@ class HolderContext:
         self.effects.append(effect)
 
     def number(self) -> int:
-        """A number never used before in this life."""
+        """A number never used before, in this life or an earlier one."""
         self._numbers += 1
         return self._numbers
+
+    def of_this_life(self, number: int) -> bool:
+        """Whether a lease or attempt of this number was begun in this life."""
+        return number >> LIFE_SHIFT == self.incarnation
 
     def op(self) -> str:
         """A name for one exchange, unique over all holders and lives."""

@@ -235,6 +235,8 @@ class HolderCore:
 
     def _renew_refusal(self, lease: int) -> Reason | None:
         """Why a lease may not be renewed at this moment, before its record is asked."""
+        if not self.ctx.of_this_life(lease):
+            return Reason.HOLDER_LOST
         if self.ctx.leases.live.get(lease) is None:
             return Reason.LEASE_EXPIRED
         if not self.ctx.may_grant:

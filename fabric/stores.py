@@ -151,6 +151,8 @@ class StoreDesk:
     def _commit(self, client: str, message: StoreCommit) -> Done:
         ctx = self.ctx
         attempt = self._attempt_of(client, message.attempt)
+        if attempt is None and not ctx.of_this_life(message.attempt):
+            return Done(message.request, Reason.HOLDER_LOST, "the attempt ended with an earlier life of this holder")
         if attempt is None:
             return Done(message.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open to this client")
         if len(message.checksums) != CHECKSUM_BYTES * len(attempt.objects):
