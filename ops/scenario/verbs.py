@@ -366,7 +366,7 @@ class Verbs:
 
     async def renew(self, args: words.Renew) -> Got:
         lease = self.leases.get(args.lease)
-        if lease is None or lease.released:
+        if lease is None or lease.released or self.world.now(lease.node) >= lease.deadline_s:
             return _refused(Reason.LEASE_EXPIRED)
         lease_s = args.lease_s or lease.lease_s
         renewed = await self.world.ask(lease.leader, Renew(self._request(), lease.grant.lease, lease_s))
