@@ -19,6 +19,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from .admission import AdmissionBook, ByteLimit, Lack, compacted
 from .arena import Arena, SlotState
 from .kinds import ObjectKind, ProtocolError, Reason
@@ -34,7 +37,7 @@ FIRST_OUT = -1
 
 @dataclass(slots=True, eq=False)
 class Obj:
-    """One object of one shard at this holder. ``pins`` counts what forbids moving or freeing it."""
+    """One object of one shard at this holder."""
 
     kind: ObjectKind
     group: int
@@ -51,20 +54,33 @@ class Obj:
     state: State = State.ABSENT
     slot: int = -1
     version: int = 0
-    pins: int = 0
     on_disk: tuple[int, int] | None = None
     """(extent, entry) of a copy on the local disk, valid beside the copy in memory."""
     bad: Reason | None = None
     bad_from_tier: bool = False
-    last_use: int = 0
     visible: bool = False
     first_out: bool = False
     """Makes room before anything else: unusable, or of retired weights."""
-    frozen: int = 0
-    """Graph leases over this object: it may be neither moved nor freed, whatever its pins."""
+    books: Books | None = None
+    """Whose slot it has: pins, uses and graph leases are counted there, by slot."""
 
     def advance(self, verb: Verb) -> None:
         self.state = advance(self.kind, self.state, verb)
+
+    @property
+    def pins(self) -> int:
+        """What forbids moving or freeing it; an object without a slot has none."""
+        return 0 if self.books is None or self.slot < 0 else int(self.books.pins[self.slot])
+
+    @property
+    def frozen(self) -> int:
+        """Graph leases over it: it may be neither moved nor freed, whatever its pins."""
+        return 0 if self.books is None or self.slot < 0 else int(self.books.frozen[self.slot])
+
+    @property
+    def last_use(self) -> int:
+        """The tick of its last use; objects of one use share a tick."""
+        return 0 if self.books is None or self.slot < 0 else int(self.books.last_use[self.slot])
 
     @property
     def evictable(self) -> bool:
@@ -81,7 +97,7 @@ class Pool:
     slots: int
     free: list[int]
     evictable: int = 0
-    order: list[tuple[int, int, int, Obj]] = field(default_factory=list)
+    order: list[Place] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -95,6 +111,19 @@ class Change:
     obj: Obj
     gone: bool
     evicted: bool
+
+
+Slots = npt.NDArray[np.int64]
+
+Place = tuple[int, int, int, Obj]
+"""An object's place in the order of leaving: use tick, nearness to its chain's start, sequence."""
+
+_NOTHING: dict[bytes, int] = {}
+
+
+def bits_of(mask: npt.NDArray[np.bool_]) -> int:
+    """A mask as a bitmap: bit i for entry i."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def split(blob: bytes) -> list[bytes]:
@@ -118,6 +147,23 @@ class Books:
         self.table: dict[tuple[int, int], dict[bytes, Obj]] = {
             (g, s): {} for g in range(len(model.groups)) for s in self.shards
         }
+        self.ready: dict[tuple[int, int], dict[bytes, int]] = {key: {} for key in self.table}
+        """Slots of the visible objects whose bytes are in memory and usable, by key."""
+        slots = arena.layout.slots
+        self.pins = np.zeros(slots, dtype=np.int32)
+        self.frozen = np.zeros(slots, dtype=np.int32)
+        self.last_use = np.zeros(slots, dtype=np.int64)
+        self.queued = np.zeros(slots, dtype=np.bool_)
+        """Whether the slot's object has an entry in its pool's order, however old."""
+        self.versions = np.zeros(slots, dtype="<u8")
+        self.lengths = np.zeros(slots, dtype="<u4")
+        self.revisions = np.zeros(slots, dtype=np.int64)
+        self.checksums = np.zeros((slots, 2), dtype="<u8")
+        self.abi_numbers = np.zeros(slots, dtype=np.int32)
+        self.abis: list[Abi] = []
+        self._abi_number: dict[Abi, int] = {}
+        self._leaving: set[int] = set()
+        """Slots of EVICTING objects: free as soon as nothing pins them."""
         self.changes: list[Change] = []
         self.disk_dropped: list[tuple[int, int]] = []
         """Copies on disk (extent, entry) that no visible object refers to any more."""
@@ -142,11 +188,17 @@ class Books:
 
     def touch(self, objects: Iterable[Obj]) -> None:
         """Mark a use: all objects of one use share a tick."""
+        self.touch_slots([obj.slot for obj in objects if obj.slot >= 0])
+
+    def touch_slots(self, slots: Slots | list[int]) -> None:
+        """Mark a use of these slots' objects. Their places in the pools' orders are put right when met."""
         self.tick += 1
-        for obj in objects:
-            obj.last_use = self.tick
-            if obj.evictable:
-                self._enqueue(obj)
+        self.last_use[slots] = self.tick
+
+    def locate(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int]:
+        """The slots of usable objects in memory, by digest; -1 for what is elsewhere or nowhere."""
+        get = self.ready.get((group, shard), _NOTHING).get
+        return [get(digest, -1) for digest in digests]
 
     def columns(self, holder: str, incarnation: int, prompt: Prompt, shards: Sequence[int]) -> list[Column]:
         """What is here along a prompt, one column a group and shard that has anything."""
@@ -158,10 +210,33 @@ class Books:
                 table = self.table.get((group, shard))
                 if not table:
                     continue
-                entries = [(i, entry_of(table[key])) for i, key in enumerate(keys) if key in table]
-                if entries:
-                    found.append(column_of(holder, incarnation, group, shard, entries))
+                column = self._column(holder, incarnation, group, shard, keys)
+                if column is not None:
+                    found.append(column)
         return found
+
+    def _column(self, holder: str, incarnation: int, group: int, shard: int, keys: Sequence[bytes]) -> Column | None:
+        """One column; where all is in memory and alike, without looking at single objects."""
+        table = self.table[group, shard]
+        ready = self.ready[group, shard]
+        slots = np.array(self.locate(group, shard, keys), dtype=np.int64)
+        there = slots >= 0
+        found = slots[there]
+        if len(ready) < len(table) or not self._alike(found):
+            entries = [(i, entry_of(table[key])) for i, key in enumerate(keys) if key in table]
+            return column_of(holder, incarnation, group, shard, entries) if entries else None
+        if not len(found):
+            return None
+        memory = bits_of(there)
+        abi = self.abis[self.abi_numbers[found[0]]]
+        revision = int(self.revisions[found[0]])
+        versions = self.versions[found].tobytes()
+        return Column(holder, incarnation, group, shard, memory, 0, {revision: memory}, ((abi, memory),), (), versions)
+
+    def _alike(self, slots: Slots) -> bool:
+        """Whether all these slots' objects are of one revision and ABI."""
+        revisions, abis = self.revisions[slots], self.abi_numbers[slots]
+        return not len(slots) or bool((revisions == revisions[0]).all() and (abis == abis[0]).all())
 
     def rooms(self, prompt: Prompt) -> list[Room]:
         """Room in each pool, and which objects of the prompt are pinned already."""
@@ -216,23 +291,37 @@ class Books:
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
         self.admission.charge(obj)
-        obj.slot = slot
+        obj.slot, obj.books = slot, self
         obj.version = self.arena.begin_write(slot)
+        self.versions[slot] = obj.version
 
-    def _victim(self, order: list[tuple[int, int, int, Obj]], where: str) -> Obj:
+    def _victim(self, order: list[Place], where: str) -> Obj:
+        """The first in turn that may leave. Entries that are out of date are put right on the way."""
         while order:
             use, _, _, obj = heapq.heappop(order)
-            if obj.evictable and use == (FIRST_OUT if obj.first_out else obj.last_use):
+            if obj.slot < 0 or self.owner[obj.slot] is not obj:
+                continue
+            if not obj.evictable:
+                self.queued[obj.slot] = False
+            elif use != self._turn(obj):
+                heapq.heappush(order, self._place(obj))
+            else:
                 return obj
         raise ProtocolError(f"{where}: reserved without room")
 
+    def _turn(self, obj: Obj) -> int:
+        return FIRST_OUT if obj.first_out else obj.last_use
+
+    def _place(self, obj: Obj) -> Place:
+        self._sequence += 1
+        return (self._turn(obj), -obj.position, self._sequence, obj)
+
     def _enqueue(self, obj: Obj) -> None:
         pool = self.pools[obj.group, obj.shard]
-        self._sequence += 1
-        use = FIRST_OUT if obj.first_out else obj.last_use
-        entry = (use, -obj.position, self._sequence, obj)
-        heapq.heappush(pool.order, entry)
-        self.admission.enqueue(obj, entry)
+        self.queued[obj.slot] = True
+        place = self._place(obj)
+        heapq.heappush(pool.order, place)
+        self.admission.enqueue(obj, place)
         if len(pool.order) > 4 * pool.slots + 64:
             pool.order = compacted(pool.order)
 
@@ -240,9 +329,22 @@ class Books:
 
     def seal(self, obj: Obj, checksum: bytes) -> None:
         """The bytes of a FILLING object stand; it is not visible yet."""
-        obj.checksum = checksum
         obj.advance(Verb.SEAL)
-        self.arena.seal(obj.slot, obj.length, checksum, obj.digest[:16], obj.revision)
+        self._record(obj, checksum)
+
+    def _record(self, obj: Obj, checksum: bytes) -> None:
+        """The slot's bytes are those of this checksum: in the books, then in the header."""
+        slot = obj.slot
+        obj.checksum = checksum
+        self.lengths[slot] = obj.length
+        self.revisions[slot] = obj.revision
+        self.checksums[slot] = np.frombuffer(checksum, dtype="<u8")
+        number = self._abi_number.get(obj.abi)
+        if number is None:
+            number = self._abi_number[obj.abi] = len(self.abis)
+            self.abis.append(obj.abi)
+        self.abi_numbers[slot] = number
+        self.arena.seal(slot, obj.length, checksum, obj.digest[:16], obj.revision)
 
     def install(self, obj: Obj) -> None:
         """Make a SEALED object the visible one of its key; what it replaces leaves by its kind's verb."""
@@ -251,17 +353,19 @@ class Books:
         if old is not None:
             self.retire(old, announce=False)
         obj.visible = True
-        obj.last_use = self.tick
+        self.last_use[obj.slot] = self.tick
         table[obj.digest] = obj
+        self.ready[obj.group, obj.shard][obj.digest] = obj.slot
         if obj.evictable:
             self._became_evictable(obj)
         self.changes.append(Change(obj, gone=False, evicted=False))
 
     def restored(self, obj: Obj, checksum: bytes) -> None:
         """A RESTORING object's bytes stand and are verified."""
-        obj.checksum = checksum
         obj.advance(Verb.SWAPPED_IN)
-        self.arena.seal(obj.slot, obj.length, checksum, obj.digest[:16], obj.revision)
+        self._record(obj, checksum)
+        self.last_use[obj.slot] = self.tick
+        self.ready[obj.group, obj.shard][obj.digest] = obj.slot
         if obj.evictable:
             self._became_evictable(obj)
         self.changes.append(Change(obj, gone=False, evicted=False))
@@ -280,6 +384,7 @@ class Books:
             obj.bad = reason
             self.make_first_out(obj)
             if obj.visible:
+                self.ready[obj.group, obj.shard].pop(obj.digest, None)
                 self.changes.append(Change(obj, gone=False, evicted=False))
 
     def make_first_out(self, obj: Obj) -> None:
@@ -306,6 +411,7 @@ class Books:
             self._no_longer_evictable(obj)
             obj.advance(Verb.EVICT)
             obj.advance(Verb.FALL_BACK)
+            self.ready[obj.group, obj.shard].pop(obj.digest, None)
             self._free(obj)
             self.changes.append(Change(obj, gone=False, evicted=False))
             return
@@ -324,8 +430,11 @@ class Books:
         self._hide(obj)
         if announce:
             self.changes.append(Change(obj, gone=True, evicted=evicted))
-        if obj.state is State.EVICTING and not obj.pins:
-            self._vacate(obj)
+        if obj.state is State.EVICTING:
+            if obj.pins:
+                self._leaving.add(obj.slot)
+            else:
+                self._vacate(obj)
 
     def _hide(self, obj: Obj) -> None:
         obj.visible = False
@@ -335,6 +444,7 @@ class Books:
         table = self.table[obj.group, obj.shard]
         if table.get(obj.digest) is obj:
             del table[obj.digest]
+            self.ready[obj.group, obj.shard].pop(obj.digest, None)
 
     def demote(self, obj: Obj) -> None:
         """Begin writing a sealed object to disk. The write holds a pin; the bytes stay readable."""
@@ -354,8 +464,9 @@ class Books:
             obj.advance(Verb.SWAP_FAILED)
             self.unpin(obj)
             return
-        obj.pins = 0
+        self.pins[obj.slot] = 0
         obj.advance(Verb.SWAPPED_OUT)
+        self.ready[obj.group, obj.shard].pop(obj.digest, None)
         self._free(obj)
         self.changes.append(Change(obj, gone=False, evicted=False))
 
@@ -399,6 +510,7 @@ class Books:
         """Take the object's slot back."""
         self.arena.vacate(obj.slot)
         self.owner[obj.slot] = None
+        self.queued[obj.slot] = False
         self.pools[obj.group, obj.shard].free.append(obj.slot)
         self.admission.discharge(obj)
         obj.slot = -1
@@ -409,25 +521,61 @@ class Books:
     def pin(self, obj: Obj) -> None:
         if obj.evictable:
             self._no_longer_evictable(obj)
-        obj.pins += 1
+        self.pins[obj.slot] += 1
 
     def unpin(self, obj: Obj) -> None:
         """Raises ProtocolError below zero: a pin ends once."""
         if obj.pins <= 0:
             raise ProtocolError(f"a {obj.kind} object is not pinned")
-        obj.pins -= 1
+        self.pins[obj.slot] -= 1
         if obj.pins:
             return
         if obj.state is State.EVICTING:
+            self._leaving.discard(obj.slot)
             self._vacate(obj)
         elif obj.evictable:
             self._became_evictable(obj)
+
+    def pin_slots(self, group: int, shard: int, slots: Slots) -> None:
+        """Pin usable objects of one pool, each slot once."""
+        if self.admission.limits:
+            for slot in slots.tolist():
+                self.pin(self._owner(slot))
+            return
+        self.pools[group, shard].evictable -= len(slots) - int(np.count_nonzero(self.pins[slots]))
+        self.pins[slots] += 1
+
+    def unpin_slots(self, group: int, shard: int, slots: Slots) -> None:
+        """End one pin each. What nothing pins any more can be evicted, or leaves if it was outdated."""
+        if self.admission.limits or not self._leaving.isdisjoint(slots.tolist()):
+            for slot in slots.tolist():
+                self.unpin(self._owner(slot))
+            return
+        self.pins[slots] -= 1
+        idle = slots[self.pins[slots] == 0]
+        if not len(idle):
+            return
+        self.pools[group, shard].evictable += len(idle)
+        self.room_gained += 1
+        for slot in idle[~self.queued[idle]].tolist():
+            self._enqueue(self._owner(slot))
+
+    def freeze(self, slots: Slots, by: int) -> None:
+        """A graph lease begins (+1) or ended (-1) over these slots."""
+        self.frozen[slots] += by
+
+    def _owner(self, slot: int) -> Obj:
+        obj = self.owner[slot]
+        if obj is None:
+            raise ProtocolError(f"slot {slot} is free: it can be neither pinned nor let go")
+        return obj
 
     def _became_evictable(self, obj: Obj) -> None:
         self.pools[obj.group, obj.shard].evictable += 1
         self.admission.evictable(obj, 1)
         self.room_gained += 1
-        self._enqueue(obj)
+        if not self.queued[obj.slot]:
+            self._enqueue(obj)
 
     def _no_longer_evictable(self, obj: Obj) -> None:
         self.pools[obj.group, obj.shard].evictable -= 1

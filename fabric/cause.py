@@ -54,6 +54,16 @@ _OF_ANOTHER_REVISION: dict[ObjectKind, Reason] = {
 }
 
 
+def absent_reason(kind: ObjectKind, *, state: bool) -> Reason:
+    """What a missing object of this kind is called; ``state``: it is a snapshot."""
+    return Reason.SNAPSHOT_ABSENT if state else _ABSENT[kind]
+
+
+def stale_reason(kind: ObjectKind, *, state: bool) -> Reason:
+    """What an object is called that is there under another revision than its family's."""
+    return _OF_ANOTHER_REVISION.get(kind) or absent_reason(kind, state=state)
+
+
 @dataclass(frozen=True, slots=True)
 class Resolution:
     """What the rules allow for one prompt.
@@ -223,10 +233,10 @@ def _reason(table: Table, group: int, revision: int | None, p: int) -> tuple[Rea
         for blocked in held.blocked:
             if blocked.bits >> lost & 1:
                 return blocked.reason, blocked.from_tier
-        if any_revision(held) >> lost & 1 and rule.kind in _OF_ANOTHER_REVISION:
-            return _OF_ANOTHER_REVISION[rule.kind], False
+        if any_revision(held) >> lost & 1:
+            return stale_reason(rule.kind, state=rule.state), False
         break
-    return Reason.SNAPSHOT_ABSENT if rule.state else _ABSENT[rule.kind], False
+    return absent_reason(rule.kind, state=rule.state), False
 
 
 def _off_grid(rules: Rules, named: list[tuple[int, int | None]]) -> Cut:

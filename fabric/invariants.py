@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from .books import Obj
 from .holder import HolderCore
 from .kinds import Layer
@@ -134,7 +136,7 @@ def validated_is_what_is_used(core: HolderCore) -> list[Violation]:
     return [
         Violation("validated_is_what_is_used", f"lease {record.lease}: a leased slot bears another version")
         for record in core.ctx.leases.live.values()
-        if not slots_stand(record.proof.slot_numbers, record.proof.slot_versions, arena)
+        if not all(slots_stand(run.slots, run.versions, arena) for run in record.proof.runs)
     ]
 
 
@@ -146,19 +148,19 @@ def graph_topology_is_static(core: HolderCore) -> list[Violation]:
     for record in core.ctx.leases.live.values():
         if not record.graph:
             continue
-        for obj, proven in zip(record.objects, record.proof.slots, strict=True):
-            frozen[id(obj)] += 1
-            if obj.slot != proven.slot or obj.state not in (State.SEALED, State.EVICTING):
-                found.append(
-                    Violation(
-                        "graph_topology_is_static",
-                        f"graph lease {record.lease}: slot {proven.slot} is {obj.state} at slot {obj.slot}",
+        for run in record.proof.runs:
+            for slot in run.slots.tolist():
+                frozen[slot] += 1
+                obj = books.owner[slot]
+                if obj is None or obj.slot != slot or obj.state not in (State.SEALED, State.EVICTING):
+                    state = "free" if obj is None else f"{obj.state} at slot {obj.slot}"
+                    found.append(
+                        Violation("graph_topology_is_static", f"graph lease {record.lease}: slot {slot} is {state}")
                     )
-                )
     found += [
-        Violation("graph_topology_is_static", f"slot {owner.slot} is frozen {owner.frozen} times")
-        for owner in books.owner
-        if owner is not None and owner.frozen != frozen.get(id(owner), 0)
+        Violation("graph_topology_is_static", f"slot {slot} is frozen {int(books.frozen[slot])} times")
+        for slot in np.flatnonzero(books.frozen).tolist()
+        if books.frozen[slot] != frozen.get(slot, 0)
     ]
     return found
 
@@ -173,7 +175,7 @@ def granted_after_proof(core: HolderCore) -> list[Violation]:
             continue
         if tuple(v.layer for v in proof.verdicts) != LAYERS_PROVEN or not all(v.passed for v in proof.verdicts):
             found.append(Violation("granted_after_proof", f"lease {record.lease}: not all four layers passed"))
-        if len(record.objects) != len(proof.slots) or proof.tokens <= 0:
+        if proof.tokens <= 0 or any(len(run.indices) != len(run.slots) for run in proof.runs):
             found.append(Violation("granted_after_proof", f"lease {record.lease}: not what was proven"))
         if record.fence != record.lease or record.fence > core.ctx.leases.fence:
             found.append(Violation("granted_after_proof", f"lease {record.lease}: its fence is {record.fence}"))
@@ -200,8 +202,8 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
                 evictable += 1
             if obj.slot != slot:
                 report(f"slot {slot} is owned by an object at slot {obj.slot}")
-            if obj.pins != pins.get(id(obj), 0):
-                report(f"slot {slot} ({obj.state}): {obj.pins} pins, {pins.get(id(obj), 0)} are owed")
+            if obj.pins != pins.get(slot, 0):
+                report(f"slot {slot} ({obj.state}): {obj.pins} pins, {pins.get(slot, 0)} are owed")
             if not _owed(books.table[group, shard], claims, obj):
                 report(f"slot {slot} is {obj.state} and nobody's")
         free = set(pool.free)
@@ -233,10 +235,12 @@ def _claims(core: HolderCore) -> tuple[set[int], Counter[int]]:
     pins: Counter[int] = Counter()
     for desk in (core.stores, core.parts, core.disk):
         hands.update(id(obj) for obj in desk.in_hand())
-    for pinned in (core.parts.pinned(), core.pins.pinned(), core.disk.pinned()):
-        pins.update(id(obj) for obj in pinned)
+    for pinned in (core.pins.pinned(), core.disk.pinned()):
+        pins.update(obj.slot for obj in pinned)
+    pins.update(core.parts.pinned())
     for record in core.ctx.leases.live.values():
-        pins.update(id(obj) for obj in record.objects)
+        for run in record.proof.runs:
+            pins.update(run.slots.tolist())
     return hands, pins
 
 

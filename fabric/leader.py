@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .admission import WaitingLine
+from .cause import absent_reason
 from .context import HolderContext, Recent
-from .kinds import Cause, Reason, Status, cause_of
+from .kinds import Cause, Form, Reason, Status, cause_of
 from .messages import (
     Acquire,
     Answer,
@@ -39,7 +40,6 @@ from .messages import (
 )
 from .planner import PartPlan, View
 from .rules import Resolution, resolve, servable, usable_position
-from .validation import absent_reason
 
 WORKING = "working"
 WAITING = "waiting"
@@ -592,7 +592,8 @@ class Leader:
         elif refused is not None:
             group, reason = 0, refused
         else:
-            group, reason = 0, absent_reason(self.ctx.model, 0)
+            first = self.ctx.model.groups[0]
+            group, reason = 0, absent_reason(first.kind, state=first.form is Form.STATE)
         spec = self.ctx.model.groups[group]
         return cause_of(spec.name, spec.kind, reason)
 

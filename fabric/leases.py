@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arena import Arena, SlotState
-from .books import Books, Obj
+from .books import Books
 from .kinds import Reason
 from .messages import LeaseGrant, LeasePart, SlotRun
 from .validation import Proof
@@ -38,7 +38,6 @@ class LeaseRecord:
     lease: int
     fence: int
     proof: Proof
-    objects: list[Obj]
     client: str
     deadline_s: float
     lease_s: float
@@ -61,13 +60,11 @@ class LeaseBook:
     ) -> LeaseRecord:
         """The only way a lease comes to be. Takes its own pins on the proof's objects."""
         self.fence += 1
-        objects = list(proof.objects)
-        for obj in objects:
-            self._books.pin(obj)
-            obj.frozen += graph
-        record = LeaseRecord(
-            self.fence, self.fence, proof, objects, client, now + lease_s, lease_s, weights, tenant, graph
-        )
+        for run in proof.runs:
+            self._books.pin_slots(run.group, run.shard, run.slots)
+            if graph:
+                self._books.freeze(run.slots, 1)
+        record = LeaseRecord(self.fence, self.fence, proof, client, now + lease_s, lease_s, weights, tenant, graph)
         self.live[record.lease] = record
         return record
 
@@ -86,30 +83,20 @@ class LeaseBook:
         """Give the pins back; None if the lease ended before."""
         record = self.live.pop(lease, None)
         if record is not None:
-            for obj in record.objects:
-                obj.frozen -= record.graph
-                self._books.unpin(obj)
+            for run in record.proof.runs:
+                if record.graph:
+                    self._books.freeze(run.slots, -1)
+                self._books.unpin_slots(run.group, run.shard, run.slots)
         return record
 
 
 def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:
     """What a reader needs to find and check its slots."""
-    runs: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for s in record.proof.slots:
-        runs.setdefault((s.group, s.shard), []).append((s.index, s.slot, s.version))
-    packed = []
-    for (group, shard), entries in sorted(runs.items()):
-        entries.sort()
-        packed.append(
-            SlotRun(
-                group,
-                shard,
-                tuple(i for i, _, _ in entries),
-                b"".join(slot.to_bytes(4, "little") for _, slot, _ in entries),
-                b"".join(version.to_bytes(8, "little") for _, _, version in entries),
-            )
-        )
-    return LeasePart(holder, incarnation, record.fence, tuple(packed))
+    runs = tuple(
+        SlotRun(run.group, run.shard, run.indices, run.slots.astype("<u4").tobytes(), run.versions)
+        for run in record.proof.runs
+    )
+    return LeasePart(holder, incarnation, record.fence, runs)
 
 
 def read_refusal(

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .books import Obj, split
 from .context import HolderContext
 from .disk import DiskDesk
@@ -38,7 +40,7 @@ from .messages import (
     SourceRun,
 )
 from .passport import abi_refusal
-from .validation import Held, Proof, Verdict, prove
+from .validation import Held, HeldRun, Proof, Verdict, prove
 
 
 @dataclass(slots=True)
@@ -74,7 +76,6 @@ class Part:
     leader: str
     request: PartOpen
     held: Held = field(default_factory=dict)
-    pinned: list[Obj] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
     awaited: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class PartDesk:
         self.disk = disk
         self.open_parts: dict[str, Part] = {}
         self._transfers: dict[int, tuple[Part, Source, dict[int, Arriving]]] = {}
-        self._digests: dict[int, tuple[Part, list[Obj]]] = {}
+        self._digests: dict[int, tuple[Part, tuple[int, ...]]] = {}
         self._quarantined: dict[int, list[Obj]] = {}
 
     # --- open ----------------------------------------------------------------------------------
@@ -127,8 +128,27 @@ class PartDesk:
 
     def _hold(self, part: Part, index: int, obj: Obj) -> None:
         self.ctx.books.pin(obj)
-        part.pinned.append(obj)
-        part.held.setdefault((obj.group, obj.shard), {})[index] = obj
+        run = part.held.setdefault((obj.group, obj.shard), HeldRun())
+        run.indices.append(index)
+        run.slots.append(obj.slot)
+
+    def _hold_run(self, part: Part, objects: Objects) -> bool:
+        """Pin a whole run at once, where all of it is in memory and usable; else nothing of it."""
+        books = self.ctx.books
+        group, shard = objects.group, objects.shard
+        slots = books.locate(group, shard, split(objects.digests))
+        if -1 in slots or (group, shard) in part.held:
+            return False
+        array = np.array(slots, dtype=np.int64)
+        revision = part.request.revisions[group]
+        if revision is not None and (books.revisions[array] != revision).any():
+            return False
+        numbers = np.unique(books.abi_numbers[array]).tolist()
+        if any(abi_refusal(books.abis[number], part.request.abis[group]) is not None for number in numbers):
+            return False
+        books.pin_slots(group, shard, array)
+        part.held[group, shard] = HeldRun(list(objects.indices), slots)
+        return True
 
     def _usable(self, part: Part, obj: Obj | None) -> bool:
         if obj is None or obj.bad is not None:
@@ -142,6 +162,8 @@ class PartDesk:
         """Pin what is in memory, wait for what is being restored, list what must be."""
         to_restore = []
         for objects in part.request.local:
+            if self._hold_run(part, objects):
+                continue
             for index, digest in zip(objects.indices, split(objects.digests), strict=True):
                 obj = self.ctx.books.find(objects.group, objects.shard, digest)
                 if obj is None or not self._usable(part, obj):
@@ -238,21 +260,20 @@ class PartDesk:
             part.refused, part.group = reason, group
 
     def _digest_local(self, part: Part) -> None:
-        objects = [obj for run in part.held.values() for obj in run.values() if obj.slot not in part.digests]
-        if objects:
+        slots = tuple(slot for run in part.held.values() for slot in run.slots if slot not in part.digests)
+        if slots:
             token = self.ctx.number()
-            self._digests[token] = (part, objects)
+            self._digests[token] = (part, slots)
             part.awaited += 1
-            self.ctx.do(DigestSlots(token, tuple(obj.slot for obj in objects)))
+            self.ctx.do(DigestSlots(token, slots))
 
     def digested(self, token: int, checksums: tuple[bytes, ...]) -> bool:
         """Checksums of pinned local slots; a wrong one is the prover's to refuse."""
         entry = self._digests.pop(token, None)
         if entry is None:
             return False
-        part, objects = entry
-        for obj, checksum in zip(objects, checksums, strict=True):
-            part.digests[obj.slot] = checksum
+        part, slots = entry
+        part.digests.update(zip(slots, checksums, strict=True))
         part.awaited -= 1
         self._advance(part)
         return True
@@ -460,10 +481,11 @@ class PartDesk:
         for objects in self._quarantined.values():
             yield from objects
 
-    def pinned(self) -> Iterator[Obj]:
-        """Every object pinned for a share in progress, once a pin."""
+    def pinned(self) -> Iterator[int]:
+        """Every slot pinned for a share in progress, once a pin."""
         for part in self.open_parts.values():
-            yield from part.pinned
+            for run in part.held.values():
+                yield from run.slots
 
     # --- ready ---------------------------------------------------------------------------------
 
@@ -487,7 +509,7 @@ class PartDesk:
             revisions=request.revisions,
             abis=request.abis,
             held=part.held,
-            arena=self.ctx.arena,
+            books=self.ctx.books,
             digests=part.digests,
         )
         if isinstance(result, Proof):
@@ -499,9 +521,10 @@ class PartDesk:
         assert verdict.reason is not None
         self.ctx.counters["validation_failures"] += 1
         if verdict.reason is Reason.CHECKSUM_MISMATCH:
-            for (group, shard), objects in part.held.items():
-                for index, obj in objects.items():
-                    if part.digests.get(obj.slot, obj.checksum) != obj.checksum:
+            for (group, shard), run in part.held.items():
+                for index, slot in zip(run.indices, run.slots, strict=True):
+                    obj = self.ctx.books.owner[slot]
+                    if obj is not None and part.digests.get(slot, obj.checksum) != obj.checksum:
                         self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH)
                         part.bad.append(
                             BadCopy(self.ctx.config.holder, group, shard, index, Reason.CHECKSUM_MISMATCH, False)
@@ -556,7 +579,8 @@ class PartDesk:
             tenant=part.request.prompt.tenant,
             graph=message.graph,
         )
-        ctx.books.touch(record.objects)
+        for run in part.proof.runs:
+            ctx.books.touch_slots(run.slots)
         self._watch(record)
         reply = PartGranted(
             message.op,
@@ -611,10 +635,9 @@ class PartDesk:
             self._forget(part)
 
     def _unpin(self, part: Part) -> None:
-        for obj in part.pinned:
-            self.ctx.books.unpin(obj)
-        part.pinned = []
-        part.held = {}
+        held, part.held = part.held, {}
+        for (group, shard), run in held.items():
+            self.ctx.books.unpin_slots(group, shard, run.array)
 
     def _forget(self, part: Part) -> None:
         self._unpin(part)

@@ -13,20 +13,35 @@ one; a lease is built from nothing else.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from .arena import PAGE_BYTES, Arena, SlotState
-from .books import Obj
+from .arena import PAGE_BYTES, SlotState
+from .books import Books, Slots
+from .cause import absent_reason, stale_reason
 from .kinds import Form, Layer, ProtocolError, Reason
 from .model import ModelSpec
 from .passport import Abi, abi_refusal
 from .rules import needs
 
-Held = dict[tuple[int, int], dict[int, Obj]]
-"""The objects of one share: (group, shard) -> index -> object."""
+
+@dataclass(slots=True)
+class HeldRun:
+    """Objects of one group and shard that a share has pinned: indices, and their slots."""
+
+    indices: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+    @property
+    def array(self) -> Slots:
+        return np.array(self.slots, dtype=np.int64)
+
+
+Held = dict[tuple[int, int], HeldRun]
+"""The objects of one share, by (group, shard)."""
 
 _MINT = object()
 
@@ -47,20 +62,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenSlot:
-    """One object of a proof: which slot bears it, at which version."""
+class ProvenRun:
+    """Objects of one group and shard of a proof: which slots bear them, at which versions (uint64 each)."""
 
     group: int
     shard: int
-    index: int
-    slot: int
-    version: int
+    indices: tuple[int, ...]
+    slots: Slots
+    versions: bytes
 
 
 class Proof:
     """Four passed verdicts and the exact slots they speak of. Only :func:`prove` makes one."""
 
-    __slots__ = ("objects", "shards", "slot_numbers", "slot_versions", "slots", "tokens", "verdicts")
+    __slots__ = ("runs", "shards", "tokens", "verdicts")
 
     def __init__(
         self,
@@ -69,18 +84,14 @@ class Proof:
         tokens: int,
         shards: tuple[int, ...],
         verdicts: tuple[Verdict, ...],
-        slots: tuple[ProvenSlot, ...],
-        objects: tuple[Obj, ...],
+        runs: tuple[ProvenRun, ...],
     ) -> None:
         if mint is not _MINT:
             raise ProtocolError("a proof is made by prove() alone")
         self.tokens = tokens
         self.shards = shards
         self.verdicts = verdicts
-        self.slots = slots
-        self.slot_numbers = np.array([s.slot for s in slots], dtype=np.int64)
-        self.slot_versions = np.array([s.version for s in slots], dtype="<u8").tobytes()
-        self.objects = objects
+        self.runs = runs
 
 
 def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
@@ -90,13 +101,14 @@ def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
     return Verdict(Layer.WHOLE_BLOCK)
 
 
-def abi(abis: Sequence[Abi], held: Held) -> Verdict:
+def abi(abis: Sequence[Abi], held: Held, books: Books) -> Verdict:
     """Every record's passport joins the reader's."""
-    for (group, shard), objects in held.items():
-        for index, obj in objects.items():
-            refusal = abi_refusal(obj.abi, abis[group])
-            if refusal is Reason.ABI_MISMATCH:
-                return Verdict(Layer.ABI, refusal, group, shard, index)
+    for (group, shard), run in held.items():
+        numbers = books.abi_numbers[run.array]
+        for number in np.unique(numbers).tolist():
+            if abi_refusal(books.abis[number], abis[group]) is Reason.ABI_MISMATCH:
+                index = run.indices[int(np.flatnonzero(numbers == number)[0])]
+                return Verdict(Layer.ABI, Reason.ABI_MISMATCH, group, shard, index)
     return Verdict(Layer.ABI)
 
 
@@ -107,48 +119,81 @@ def intersection(
     shards: Sequence[int],
     revisions: Sequence[int | None],
     held: Held,
-    arena: Arena,
+    books: Books,
 ) -> Verdict:
     """Everything needed at the position is held, sealed at the recorded version, of one revision."""
+    arena = books.arena
     for group, ranges in enumerate(needs(model, tokens)):
+        wanted = [index for r in ranges for index in r]
         for shard in shards:
-            objects = held.get((group, shard), {})
-            for wanted in ranges:
-                for index in wanted:
-                    obj = objects.get(index)
-                    if obj is None:
-                        return Verdict(Layer.INTERSECTION, absent_reason(model, group), group, shard, index)
-                    if arena.version(obj.slot) != obj.version or arena.state(obj.slot) is not SlotState.SEALED:
-                        return Verdict(Layer.INTERSECTION, Reason.VERSION_CHANGED, group, shard, index)
-                    if revisions[group] is not None and obj.revision != revisions[group]:
-                        return Verdict(Layer.INTERSECTION, stale_reason(model, group), group, shard, index)
+            run = held.get((group, shard), _NOTHING_HELD)
+            if run.indices != wanted:
+                missing = sorted(set(wanted).difference(run.indices))
+                if missing:
+                    reason = absent_reason(model.groups[group].kind, state=model.groups[group].form is Form.STATE)
+                    return Verdict(Layer.INTERSECTION, reason, group, shard, missing[0])
+            slots = run.array
+            good = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == SlotState.SEALED)
+            if not good.all():
+                return _first_wrong(Layer.INTERSECTION, Reason.VERSION_CHANGED, (group, shard), run, good)
+            revision = revisions[group]
+            if revision is not None:
+                good = books.revisions[slots] == revision
+                if not good.all():
+                    reason = stale_reason(model.groups[group].kind, state=model.groups[group].form is Form.STATE)
+                    return _first_wrong(Layer.INTERSECTION, reason, (group, shard), run, good)
     return Verdict(Layer.INTERSECTION)
 
 
-def alignment(model: ModelSpec, abis: Sequence[Abi], held: Held, arena: Arena, digests: dict[int, bytes]) -> Verdict:
+def alignment(model: ModelSpec, abis: Sequence[Abi], held: Held, books: Books, digests: dict[int, bytes]) -> Verdict:
     """Address and length fit; where the bytes were digested, the digest is the recorded one.
 
     ``digests``: slot -> checksum of the bytes as they lie there now.
     """
-    for (group, shard), objects in held.items():
+    arena = books.arena
+    for (group, shard), run in held.items():
         spec = model.groups[group]
-        for index, obj in objects.items():
-            reason: Reason | None = None
-            if (
-                obj.length != spec.block_bytes
-                or arena.layout.offset_of(obj.slot) % min(spec.alignment_bytes, PAGE_BYTES)
-                or abi_refusal(obj.abi, abis[group]) is Reason.MISALIGNED
-            ):
-                reason = Reason.MISALIGNED
-            elif (
-                (obj.slot in digests and digests[obj.slot] != obj.checksum)
-                or arena.checksum(obj.slot) != obj.checksum
-                or int(arena.lengths[obj.slot]) != obj.length
-            ):
-                reason = Reason.CHECKSUM_MISMATCH
-            if reason is not None:
-                return Verdict(Layer.ALIGNMENT, reason, group, shard, index)
+        slots = run.array
+        good = (books.lengths[slots] == spec.block_bytes) & _readable(books, slots, abis[group])
+        if PAGE_BYTES % spec.alignment_bytes and spec.alignment_bytes > PAGE_BYTES:
+            good &= _offsets(books, slots) % spec.alignment_bytes == 0
+        if not good.all():
+            return _first_wrong(Layer.ALIGNMENT, Reason.MISALIGNED, (group, shard), run, good)
+        recorded = arena.checksums[slots].view("<u8").reshape(-1, 2)
+        good = (recorded == books.checksums[slots]).all(axis=1) & (arena.lengths[slots] == books.lengths[slots])
+        for place, slot in enumerate(run.slots if digests else ()):
+            if slot in digests and digests[slot] != books.checksums[slot].tobytes():
+                good[place] = False
+        if not good.all():
+            return _first_wrong(Layer.ALIGNMENT, Reason.CHECKSUM_MISMATCH, (group, shard), run, good)
     return Verdict(Layer.ALIGNMENT)
+
+
+def _readable(books: Books, slots: Slots, reader: Abi) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether the alignment each object was written under is one its reader can live with."""
+    numbers = books.abi_numbers[slots]
+    good = np.ones(len(slots), dtype=np.bool_)
+    for number in np.unique(numbers).tolist():
+        if abi_refusal(books.abis[number], reader) is Reason.MISALIGNED:
+            good &= numbers != number
+    return good
+
+
+def _offsets(books: Books, slots: Slots) -> Slots:
+    return np.array([books.arena.layout.offset_of(slot) for slot in slots.tolist()], dtype=np.int64)
+
+
+def _first_wrong(
+    layer: Layer,
+    reason: Reason,
+    where: tuple[int, int],
+    run: HeldRun,
+    good: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> Verdict:
+    return Verdict(layer, reason, *where, run.indices[int(np.flatnonzero(~good)[0])])
+
+
+_NOTHING_HELD = HeldRun()
 
 
 def prove(
@@ -160,49 +205,27 @@ def prove(
     revisions: Sequence[int | None],
     abis: Sequence[Abi],
     held: Held,
-    arena: Arena,
+    books: Books,
     digests: dict[int, bytes],
 ) -> Proof | Verdict:
     """All four layers over what is materialised; the first refusal, or the proof."""
+    for run in held.values():
+        if any(a >= b for a, b in itertools.pairwise(run.indices)):
+            order = sorted(range(len(run.indices)), key=run.indices.__getitem__)
+            run.indices[:] = [run.indices[i] for i in order]
+            run.slots[:] = [run.slots[i] for i in order]
     verdicts = []
     for verdict in (
         whole_block(model, tokens, n),
-        abi(abis, held),
-        intersection(model, tokens, shards=shards, revisions=revisions, held=held, arena=arena),
-        alignment(model, abis, held, arena, digests),
+        abi(abis, held, books),
+        intersection(model, tokens, shards=shards, revisions=revisions, held=held, books=books),
+        alignment(model, abis, held, books, digests),
     ):
         if not verdict.passed:
             return verdict
         verdicts.append(verdict)
-    slots = tuple(
-        ProvenSlot(group, shard, index, obj.slot, obj.version)
-        for (group, shard), objects in held.items()
-        for index, obj in objects.items()
-    )
-    proven = tuple(obj for objects in held.values() for obj in objects.values())
-    return Proof(_MINT, tokens=tokens, shards=shards, verdicts=tuple(verdicts), slots=slots, objects=proven)
-
-
-def absent_reason(model: ModelSpec, group: int) -> Reason:
-    """The reason for an object of this group that is simply not there."""
-    spec = model.groups[group]
-    match spec.kind.value:
-        case "uncompressed_tail":
-            return Reason.TAIL_GAP if spec.form is Form.BLOCKS else Reason.SNAPSHOT_ABSENT
-        case "sliding_window":
-            return Reason.WINDOW_INCOMPLETE if spec.form is Form.BLOCKS else Reason.SNAPSHOT_ABSENT
-        case "indexer":
-            return Reason.INDEX_ABSENT if spec.form is Form.BLOCKS else Reason.SNAPSHOT_ABSENT
-        case _:
-            return Reason.NOT_STORED if spec.form is Form.BLOCKS else Reason.SNAPSHOT_ABSENT
-
-
-def stale_reason(model: ModelSpec, group: int) -> Reason:
-    """The reason for an object that is there under another revision than its family's."""
-    match model.groups[group].kind.value:
-        case "uncompressed_tail":
-            return Reason.TAIL_GAP
-        case "indexer":
-            return Reason.INDEX_STALE
-        case _:
-            return Reason.NOT_STORED
+    runs = []
+    for (group, shard), run in sorted(held.items()):
+        slots = run.array
+        runs.append(ProvenRun(group, shard, tuple(run.indices), slots, books.versions[slots].tobytes()))
+    return Proof(_MINT, tokens=tokens, shards=shards, verdicts=tuple(verdicts), runs=tuple(runs))
