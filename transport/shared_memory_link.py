@@ -75,10 +75,11 @@ class SharedMemoryLink:
         return self._region
 
     def connect(self, region: Region, deadline_s: float) -> LinkError | None:
-        found = self._peer(region, deadline_s)
+        found = self.mapped(region, deadline_s)
         return found if isinstance(found, LinkError) else None
 
-    def _peer(self, region: Region, deadline_s: float) -> Arena | LinkError:
+    def mapped(self, region: Region, deadline_s: float) -> Arena | LinkError:
+        """The peer's arena, mapped read-only; mapped now if it is not yet."""
         refusal = other_kind(region, self.kind)
         if refusal is not None:
             return refusal
@@ -102,7 +103,7 @@ class SharedMemoryLink:
 
     def fetch(self, region: Region, pairs: Sequence[Pair], deadline_s: float) -> list[PairResult]:
         deadline = time.monotonic() + deadline_s
-        peer = self._peer(region, deadline_s)
+        peer = self.mapped(region, deadline_s)
         if isinstance(peer, LinkError):
             return [PairResult(pair.dst_slot, peer.failure, peer.detail) for pair in pairs]
         return [self._copy(peer, pair, deadline) for pair in pairs]
@@ -118,7 +119,7 @@ class SharedMemoryLink:
         return PairResult(pair.dst_slot, copy_and_checksum(target, source))
 
     def headers(self, region: Region, slots: Sequence[int], deadline_s: float) -> Headers | LinkError:
-        peer = self._peer(region, deadline_s)
+        peer = self.mapped(region, deadline_s)
         if isinstance(peer, LinkError):
             return peer
         wanted = np.asarray(slots, dtype=np.int64)
