@@ -168,6 +168,8 @@ class Books:
         self.disk_dropped: list[tuple[int, int]] = []
         """Copies on disk (extent, entry) that no visible object refers to any more."""
         self.tick = 0
+        self.generation = 0
+        """Counts what changed of what can be found: a column taken at this count still holds."""
         self.room_gained = 0
         """Counts slots that became free or evictable: whoever waits for room watches it."""
         self._sequence = 0
@@ -358,7 +360,7 @@ class Books:
         self.ready[obj.group, obj.shard][obj.digest] = obj.slot
         if obj.evictable:
             self._became_evictable(obj)
-        self.changes.append(Change(obj, gone=False, evicted=False))
+        self._changed(Change(obj, gone=False, evicted=False))
 
     def restored(self, obj: Obj, checksum: bytes) -> None:
         """A RESTORING object's bytes stand and are verified."""
@@ -368,7 +370,7 @@ class Books:
         self.ready[obj.group, obj.shard][obj.digest] = obj.slot
         if obj.evictable:
             self._became_evictable(obj)
-        self.changes.append(Change(obj, gone=False, evicted=False))
+        self._changed(Change(obj, gone=False, evicted=False))
 
     def restore_failed(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
         """A RESTORING object falls back to its tier, marked bad if its bytes there are."""
@@ -376,7 +378,7 @@ class Books:
         self._free(obj)
         if for_good:
             obj.bad, obj.bad_from_tier = reason, True
-            self.changes.append(Change(obj, gone=False, evicted=False))
+            self._changed(Change(obj, gone=False, evicted=False))
 
     def mark_bad(self, obj: Obj, reason: Reason) -> None:
         """The bytes in memory proved wrong: keep the record (hashes still match), never serve it."""
@@ -385,7 +387,7 @@ class Books:
             self.make_first_out(obj)
             if obj.visible:
                 self.ready[obj.group, obj.shard].pop(obj.digest, None)
-                self.changes.append(Change(obj, gone=False, evicted=False))
+                self._changed(Change(obj, gone=False, evicted=False))
 
     def make_first_out(self, obj: Obj) -> None:
         """Let this object make room before any other."""
@@ -413,7 +415,7 @@ class Books:
             obj.advance(Verb.FALL_BACK)
             self.ready[obj.group, obj.shard].pop(obj.digest, None)
             self._free(obj)
-            self.changes.append(Change(obj, gone=False, evicted=False))
+            self._changed(Change(obj, gone=False, evicted=False))
             return
         self._leave(obj, Verb.EVICT, evicted=True, announce=True)
 
@@ -421,7 +423,7 @@ class Books:
         """An ON_TIER object whose copy on the tier is gone."""
         obj.advance(Verb.LOSE)
         self._hide(obj)
-        self.changes.append(Change(obj, gone=True, evicted=evicted))
+        self._changed(Change(obj, gone=True, evicted=evicted))
 
     def _leave(self, obj: Obj, verb: Verb, *, evicted: bool, announce: bool) -> None:
         if obj.evictable:
@@ -429,14 +431,19 @@ class Books:
         obj.advance(verb)
         self._hide(obj)
         if announce:
-            self.changes.append(Change(obj, gone=True, evicted=evicted))
+            self._changed(Change(obj, gone=True, evicted=evicted))
         if obj.state is State.EVICTING:
             if obj.pins:
                 self._leaving.add(obj.slot)
             else:
                 self._vacate(obj)
 
+    def _changed(self, change: Change) -> None:
+        self.generation += 1
+        self.changes.append(change)
+
     def _hide(self, obj: Obj) -> None:
+        self.generation += 1
         obj.visible = False
         if obj.on_disk is not None:
             self.disk_dropped.append(obj.on_disk)
@@ -468,7 +475,7 @@ class Books:
         obj.advance(Verb.SWAPPED_OUT)
         self.ready[obj.group, obj.shard].pop(obj.digest, None)
         self._free(obj)
-        self.changes.append(Change(obj, gone=False, evicted=False))
+        self._changed(Change(obj, gone=False, evicted=False))
 
     def demotion_failed(self, obj: Obj) -> None:
         """Nothing was written: the object stays in memory."""
@@ -481,7 +488,7 @@ class Books:
         obj.advance(Verb.FIND)
         obj.visible = True
         self.table[obj.group, obj.shard][obj.digest] = obj
-        self.changes.append(Change(obj, gone=False, evicted=False))
+        self._changed(Change(obj, gone=False, evicted=False))
 
     def give_up(self, obj: Obj) -> None:
         """A FILLING object will not be sealed, and nothing can write to its slot any more."""
@@ -495,7 +502,7 @@ class Books:
         self.arena.vacate(obj.slot, SlotState.QUARANTINED)
         if was_visible:
             self._hide(obj)
-            self.changes.append(Change(obj, gone=True, evicted=False))
+            self._changed(Change(obj, gone=True, evicted=False))
 
     def quiet(self, obj: Obj) -> None:
         """Proven: nothing writes to this quarantined object's slot any more."""

@@ -70,6 +70,7 @@ class AcquireOp:
     sources: set[str] = field(default_factory=set)
     refusal: Reason | None = None
     background: bool = False
+    learned_at: int = -1
     looking: bool = False
     """Only the answer is wanted: nothing is pinned, restored or moved."""
 
@@ -171,10 +172,16 @@ class Leader:
             self._here_known(op)
 
     def _learn_self(self, op: AcquireOp) -> None:
+        """What this holder has, unless nothing changed here since it was last asked."""
         ctx = self.ctx
-        me = ctx.config.holder
-        op.view.learn(me, ctx.books.columns(me, ctx.incarnation, op.request.prompt, ctx.books.shards))
-        op.view.learn_room(me, ctx.books.rooms(op.request.prompt), ctx.books.admission.caps(op.request.prompt.tenant))
+        if op.learned_at != ctx.books.generation:
+            me = ctx.config.holder
+            op.learned_at = ctx.books.generation
+            op.view.learn(me, ctx.books.columns(me, ctx.incarnation, op.request.prompt, ctx.books.shards))
+
+    def _learn_own_room(self, op: AcquireOp) -> None:
+        books, prompt = self.ctx.books, op.request.prompt
+        op.view.learn_room(self.ctx.config.holder, books.rooms(prompt), books.admission.caps(prompt.tenant))
 
     def _here_known(self, op: AcquireOp) -> None:
         """All ranks told what they have: enough here for the best there could be needs no directory."""
@@ -182,10 +189,7 @@ class Leader:
         model, n = self.ctx.model, op.request.prompt.n
         best = (n - 1) // model.grid_tokens * model.grid_tokens if n else 0
         if op.refusal is None and best and not model.drop_last_blocks:
-            here = {k: c for k, c in op.view.columns.items() if k[0] == op.view.readers[k[2]]}
-            everything, op.view.columns = op.view.columns, here
-            evidence = op.view.evidence(tiers=False)
-            op.view.columns = everything
+            evidence = op.view.of_readers().evidence(tiers=False)
             if usable_position(model, evidence, n) == best:
                 self._plan(op)
                 return
@@ -224,7 +228,7 @@ class Leader:
         self._next_op(op)
         self._learn_self(op)
         request, view = op.request, op.view
-        found = resolve(self.ctx.model, view.evidence(), request.prompt.n)
+        found = view.found()
         if op.refusal is not None:
             self._finish(op, 0, refused=op.refusal)
             return
@@ -236,7 +240,7 @@ class Leader:
             return
         op.looking = request.probe or found.tokens < request.min_tokens
         if (op.looking or request.wait_s == 0) and not op.background:
-            in_memory = resolve(self.ctx.model, view.evidence(tiers=False), request.prompt.n)
+            in_memory = view.found(tiers=False)
             if in_memory.tokens < found.tokens:
                 op.pending_restore = True
         if op.looking:
@@ -250,6 +254,10 @@ class Leader:
         """State and room are one admission: the whole need of a position, or a shorter one."""
         view, tokens = op.view, found.tokens
         op.limited = None
+        if view.held_by_readers(tokens, found.revisions):
+            self._open_parts(op, tokens, found)
+            return
+        self._learn_own_room(op)
         lacking = view.lacking_room(tokens)
         if lacking is not None:
             possible = self._largest_with_room(op, tokens, whole_pool=True)
@@ -260,24 +268,13 @@ class Leader:
             op.limited = lacking
             tokens = ready
             self.ctx.counters["admission_refusals"] += 1
-        elif (
-            self.waiting and op not in self.waiting and self.ctx.now < op.wait_until_s and self._needs_slots(op, tokens)
-        ):
+        elif self.waiting and op not in self.waiting and self.ctx.now < op.wait_until_s:
             self._wait(op)
             return
         if tokens < max(op.request.min_tokens, 1):
             self._finish(op, 0, refused=op.limited[1] if op.limited else None)
             return
         self._open_parts(op, tokens, found)
-
-    def _needs_slots(self, op: AcquireOp, tokens: int) -> bool:
-        """Whether a position needs slots that are not its own already."""
-        for group, bits in op.view.wanted(tokens).items():
-            for shard in range(self.ctx.model.shards):
-                column = op.view.columns.get((op.view.readers[shard], group, shard))
-                if bits & ~(column.memory if column is not None else 0):
-                    return True
-        return False
 
     def _largest_with_room(self, op: AcquireOp, below: int, *, whole_pool: bool) -> int:
         grid = self.ctx.model.grid_tokens
@@ -396,7 +393,7 @@ class Leader:
 
     def _recovery_too_slow(self, op: AcquireOp) -> None:
         if not op.replies and not op.granted:
-            found = resolve(self.ctx.model, op.view.evidence(), op.request.prompt.n)
+            found = op.view.found()
             self._undo(op)
             self._finish_pending(op, found)
 
@@ -516,7 +513,7 @@ class Leader:
 
     def _finish_pending(self, op: AcquireOp, found: Resolution) -> None:
         """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
-        in_memory = resolve(self.ctx.model, op.view.evidence(tiers=False), op.request.prompt.n)
+        in_memory = op.view.found(tiers=False)
         cause = in_memory.cause if in_memory.tokens < found.tokens else found.cause
         objects = 0
         nbytes = 0
@@ -552,14 +549,14 @@ class Leader:
         self._plan(again)
 
     def _usable_tokens(self, op: AcquireOp) -> int:
-        return resolve(self.ctx.model, op.view.evidence(transport=False), op.request.prompt.n).tokens
+        return op.view.found(transport=False).tokens
 
     def _finish(
         self, op: AcquireOp, tokens: int, *, grant: LeaseGrant | None = None, refused: Reason | None = None
     ) -> None:
         """The one way out: what was granted, what the rules allowed, what cut it."""
         model, request = self.ctx.model, op.request
-        found = resolve(model, op.view.evidence(), request.prompt.n)
+        found = op.view.found()
         status, cause, also = found.status, found.cause, found.also
         if tokens < found.tokens:
             status = Status.PARTIAL_HIT

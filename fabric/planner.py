@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from .books import split
 from .evidence import Blocked, GroupEvidence
@@ -15,10 +16,16 @@ from .kinds import Form, ObjectKind, Reason
 from .messages import BadCopy, Cap, Column, Fetch, Objects, Prompt, Room
 from .model import ModelSpec
 from .passport import Abi, abi_refusal
-from .rules import needs
+from .rules import Resolution, needs, resolve
 
 TRANSPORT_FAULTS = frozenset({Reason.TRANSFER_FAILED, Reason.RESTORE_FAILED})
 """Reasons a copy gets from trying to move it: the rules allowed it, the transport did not."""
+
+
+T = TypeVar("T")
+
+Known = tuple[bool, bool, int, int, int, bool]
+"""What an answer depends on: tiers, transport, and how much is known."""
 
 
 @dataclass(slots=True)
@@ -46,9 +53,13 @@ class View:
     bad: dict[tuple[str, int, int], dict[tuple[Reason, bool], int]] = field(default_factory=dict)
     evicted: dict[int, int] = field(default_factory=dict)
     directory_known: bool = True
+    _learned: int = 0
+    _evidence: dict[Known, list[GroupEvidence]] = field(default_factory=dict)
+    _found: dict[Known, Resolution] = field(default_factory=dict)
 
     def learn(self, holder: str, columns: Iterable[Column]) -> None:
         """Replace everything known of one holder by what it says itself."""
+        self._learned += 1
         for key in [k for k in self.columns if k[0] == holder]:
             del self.columns[key]
         for column in columns:
@@ -56,6 +67,7 @@ class View:
 
     def mark_bad(self, bad: BadCopy) -> None:
         """One copy cannot be used for this request."""
+        self._learned += 1
         reasons = self.bad.setdefault((bad.holder, bad.group, bad.shard), {})
         key = (bad.reason, bad.from_tier)
         reasons[key] = reasons.get(key, 0) | 1 << bad.index
@@ -71,7 +83,36 @@ class View:
         """What the rule engine erodes. Without ``tiers``, what lies on a tier only is pending;
         without ``transport``, failures to move bytes are left out of account.
         """
-        return [self._group_evidence(g, tiers, transport) for g in range(len(self.model.groups))]
+        state = self._state(tiers, transport)
+        known = self._evidence.get(state)
+        if known is None:
+            known = [self._group_evidence(g, tiers, transport) for g in range(len(self.model.groups))]
+            self._evidence = {**self._of_now(self._evidence), state: known}
+        return known
+
+    def found(self, *, tiers: bool = True, transport: bool = True) -> Resolution:
+        """The rules' answer over :meth:`evidence`."""
+        state = self._state(tiers, transport)
+        known = self._found.get(state)
+        if known is None:
+            known = resolve(self.model, self.evidence(tiers=tiers, transport=transport), self.prompt.n)
+            self._found = {**self._of_now(self._found), state: known}
+        return known
+
+    def _state(self, tiers: bool, transport: bool) -> Known:
+        """What evidence depends on: two questions are the same one where nothing could tell them apart."""
+        tiers = tiers or not any(column.tier for column in self.columns.values())
+        transport = transport or not self.bad
+        return tiers, transport, self._learned, len(self.unreachable), len(self.evicted), self.directory_known
+
+    def _of_now(self, cache: dict[Known, T]) -> dict[Known, T]:
+        now = self._state(True, True)[2:]
+        return {state: value for state, value in cache.items() if state[2:] == now}
+
+    def of_readers(self) -> View:
+        """The same prompt, with nothing but what the readers themselves have."""
+        here = {key: column for key, column in self.columns.items() if key[0] == self.readers[key[2]]}
+        return View(self.model, self.prompt, self.abis, self.readers, columns=here)
 
     def _group_evidence(self, group: int, tiers: bool, transport: bool) -> GroupEvidence:
         spec = self.model.groups[group]
@@ -151,6 +192,15 @@ class View:
                 wanted[group] = bits
         return wanted
 
+    def held_by_readers(self, tokens: int, revisions: Sequence[int | None]) -> bool:
+        """Whether the readers have all of a position in memory already, so that it needs no slots."""
+        for group, bits in self.wanted(tokens).items():
+            for shard, reader in enumerate(self.readers):
+                column = self.columns.get((reader, group, shard))
+                if column is None or bits & ~self._bits_of(column, revisions[group], memory=True):
+                    return False
+        return True
+
     def lacking_room(self, tokens: int, *, whole_pool: bool = False) -> tuple[int, Reason] | None:
         """The first group that has no room for ``tokens`` in its pool at some reader or under a limit
         there, and what that is called; None if all have.
@@ -195,7 +245,7 @@ class View:
             parts.append(part)
         return parts
 
-    def _bits_of(self, column: Column, revision: int | None, memory: bool) -> int:
+    def _bits_of(self, column: Column, revision: int | None, *, memory: bool) -> int:
         usable = self._usable_copy(column, {}, True, True)
         bits = 0
         for r, b in usable.items():
@@ -216,7 +266,7 @@ class View:
             column = self.columns.get((part.holder, group, shard))
             if column is None or not bits:
                 continue
-            take = bits & self._bits_of(column, revisions[group], memory)
+            take = bits & self._bits_of(column, revisions[group], memory=memory)
             if take:
                 open_bits[group, shard] = bits & ~take
                 part.local.append(self._objects(group, shard, take, digests))
@@ -235,7 +285,7 @@ class View:
             bits = open_bits.get((group, shard), 0)
             if holder == part.holder or not bits:
                 continue
-            take = bits & self._bits_of(column, revisions[group], memory)
+            take = bits & self._bits_of(column, revisions[group], memory=memory)
             if take:
                 offers.setdefault(holder, {})[group, shard] = take
         ranked = sorted(offers, key=lambda h: (-sum(b.bit_count() for b in offers[h].values()), h))
@@ -257,6 +307,11 @@ class View:
 
     def _objects(self, group: int, shard: int, bits: int, digests: dict[int, list[bytes]]) -> Objects:
         keys = digests[self.model.groups[group].unit_tokens]
+        first = (bits & -bits).bit_length() - 1
+        run = bits >> first
+        if not run & (run + 1):
+            last = first + run.bit_length()
+            return Objects(group, shard, tuple(range(first, last)), b"".join(keys[first:last]))
         indices = tuple(indices_of(bits))
         return Objects(group, shard, indices, b"".join(keys[i] for i in indices))
 

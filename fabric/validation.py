@@ -13,7 +13,6 @@ one; a lease is built from nothing else.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -210,7 +209,7 @@ def prove(
 ) -> Proof | Verdict:
     """All four layers over what is materialised; the first refusal, or the proof."""
     for run in held.values():
-        if any(a >= b for a, b in itertools.pairwise(run.indices)):
+        if run.indices != sorted(run.indices):
             order = sorted(range(len(run.indices)), key=run.indices.__getitem__)
             run.indices[:] = [run.indices[i] for i in order]
             run.slots[:] = [run.slots[i] for i in order]

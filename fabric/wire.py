@@ -158,6 +158,9 @@ def _compile_tuple(args: tuple[Any, ...]) -> Codec:
     if len(args) == 2 and args[1] is Ellipsis:
         pack, unpack = _codec(args[0])
         if pack is _same:
+            scalar = args[0].__supertype__ if isinstance(args[0], NewType) else args[0]
+            if scalar is not float:
+                return list, _all_exactly(scalar)
             return list, lambda plain: tuple([unpack(v) for v in _list(plain)])
         return (
             lambda value: [pack(v) for v in value],
@@ -214,6 +217,18 @@ def _exactly(cls: type) -> Callable[[Any], Any]:
         if type(plain) is not cls:
             raise WireError(f"{cls.__name__} is expected, got {type(plain).__name__}")
         return plain
+
+    return check
+
+
+def _all_exactly(cls: type) -> Callable[[Any], Any]:
+    """A check of long lists of scalars that looks at them without a call each."""
+    only = {cls}
+
+    def check(plain: Any) -> Any:
+        if not only.issuperset(map(type, _list(plain))):
+            raise WireError(f"a list of {cls.__name__} is expected")
+        return tuple(plain)
 
     return check
 
