@@ -42,6 +42,7 @@ class HolderConfig:
     directory: str = "directory:0"
     verify_always: bool = False
     request_timeout_s: float = 2.0
+    room_poll_s: float = 0.25
     transfer_timeout_s: float = 10.0
     pin_ttl_s: float = 30.0
     attempt_ttl_s: float = 300.0

@@ -59,6 +59,7 @@ class AcquireOp:
     rounds: int = 0
     asked: set[str] = field(default_factory=set)
     directory_asked: bool = False
+    directory_awaited: bool = False
     tokens: int = 0
     limited: tuple[int, Reason] | None = None
     pending_restore: bool = False
@@ -160,7 +161,11 @@ class Leader:
         op.asked.discard(peer)
         op.view.learn(peer, message.columns)
         op.view.learn_room(peer, message.room, message.caps)
-        if not op.asked:
+        if op.asked:
+            return
+        if op.phase == WAITING:
+            self._try_line()
+        else:
             self._here_known(op)
 
     def _mates_silent(self, op: AcquireOp) -> None:
@@ -186,14 +191,20 @@ class Leader:
     def _here_known(self, op: AcquireOp) -> None:
         """All ranks told what they have: enough here for the best there could be needs no directory."""
         self._learn_self(op)
-        model, n = self.ctx.model, op.request.prompt.n
-        best = (n - 1) // model.grid_tokens * model.grid_tokens if n else 0
+        model, n, best = self.ctx.model, op.request.prompt.n, self._best(op)
         if op.refusal is None and best and not model.drop_last_blocks:
             evidence = op.view.of_readers().evidence(tiers=False)
             if usable_position(model, evidence, n) == best:
                 self._plan(op)
                 return
-        op.directory_asked = True
+        self._ask_directory(op)
+
+    def _best(self, op: AcquireOp) -> int:
+        """The highest position that the grid allows."""
+        return max(op.request.prompt.n - 1, 0) // self.ctx.model.grid_tokens * self.ctx.model.grid_tokens
+
+    def _ask_directory(self, op: AcquireOp) -> None:
+        op.directory_asked = op.directory_awaited = True
         self._next_op(op)
         self.ctx.send(self.ctx.config.directory, Lookup(op.op, op.request.prompt))
         self._time_out(op, self._directory_silent)
@@ -202,8 +213,9 @@ class Leader:
 
     def found(self, message: Found) -> None:
         op = self.ops.get(message.op)
-        if op is None or not op.directory_asked or op.rounds:
+        if op is None or not op.directory_awaited:
             return
+        op.directory_awaited = False
         own = set(op.view.readers)
         by_holder: dict[str, list[Column]] = {}
         for column in message.columns:
@@ -215,7 +227,8 @@ class Leader:
         self._plan(op)
 
     def _directory_silent(self, op: AcquireOp) -> None:
-        if not op.rounds:
+        if op.directory_awaited:
+            op.directory_awaited = False
             op.view.directory_known = False
             self._plan(op)
 
@@ -234,6 +247,9 @@ class Leader:
             return
         if op.rounds > self.ctx.config.rounds_max:
             self._finish(op, 0, refused=Reason.DEADLINE_EXCEEDED)
+            return
+        if not op.directory_asked and found.tokens < self._best(op):
+            self._ask_directory(op)  # what was here proved wrong: others may have it
             return
         if not found.tokens:
             self._finish(op, 0)
@@ -292,6 +308,7 @@ class Leader:
         if op not in self.waiting:
             self.waiting.join(op, since_s=op.started_s, priority=op.request.priority)
             self.ctx.counters["admission_waits"] += 1
+            self._look_again(op)
 
         def over() -> None:
             if op in self.waiting:
@@ -305,6 +322,28 @@ class Leader:
         if self._room_seen == self.ctx.books.room_gained:
             return
         self._room_seen = self.ctx.books.room_gained
+        self._try_line()
+
+    def _look_again(self, op: AcquireOp) -> None:
+        """Ask the other ranks' holders from time to time while this one is first in line: their room is not seen here."""
+        mates = set(op.request.readers) - {self.ctx.config.holder}
+        if not mates:
+            return
+
+        def again() -> None:
+            if op not in self.waiting:
+                return
+            if next(iter(self.waiting)) is op and not op.asked:
+                op.asked = set(mates)
+                for mate in sorted(mates):
+                    self.ctx.send(mate, MateLookup(op.op, op.request.prompt))
+            else:
+                op.asked.clear()
+            self.ctx.wake_at(self.ctx.now + self.ctx.config.room_poll_s, again)
+
+        self.ctx.wake_at(self.ctx.now + self.ctx.config.room_poll_s, again)
+
+    def _try_line(self) -> None:
         for op in self.waiting:
             if op not in self.waiting:
                 continue
@@ -495,6 +534,12 @@ class Leader:
             return
         if peer == self.ctx.config.directory:
             self._directory_silent(op)
+        elif op.phase == WAITING:
+            if peer in op.asked:
+                op.refusal = Reason.HOLDER_LOST
+                op.view.unreachable.add(peer)
+                self.waiting.leave(op)
+                self._plan(op)
         elif peer in op.asked:
             if op.rounds:
                 op.view.unreachable.add(peer)
