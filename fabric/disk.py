@@ -56,9 +56,13 @@ class DiskDesk:
     # --- start ---------------------------------------------------------------------------------
 
     def found(self, entries: Iterable[tuple[int, int, ExtentEntry]]) -> None:
-        """What the disk holds from an earlier life (extent, entry number, entry), verified by the driver."""
+        """What the disk holds from an earlier life (extent, entry number, entry), verified by the driver.
+
+        Of several copies of one object the latest written counts; an extent of none that counts is deleted.
+        """
         ctx = self.ctx
-        for extent, number, e in entries:
+        known = sorted(entries, key=lambda entry: (-entry[0], entry[1]))
+        for extent, number, e in known:
             if e.shard not in ctx.books.shards or e.group >= len(ctx.model.groups):
                 continue
             if ctx.books.find(e.group, e.shard, e.digest) is not None:
@@ -82,6 +86,8 @@ class DiskDesk:
             obj.on_disk = (extent, number)
             ctx.books.find_on_disk(obj)
             self.extents[extent] = self.extents.get(extent, 0) + 1
+        for extent in sorted({extent for extent, _, _ in known} - self.extents.keys()):
+            ctx.do(DeleteExtent(extent))
 
     def state(self, refused: Reason | None) -> None:
         """The tier failed as a whole, or healed."""

@@ -115,11 +115,13 @@ class PartDesk:
         to_restore = self._pin_local(part)
         to_fetch = self._plan_fetches(part)
         if part.refused is None:
-            self._reserve(part, to_restore, to_fetch)
+            self._reserve(part, [obj for _, obj in to_restore], to_fetch)
         if part.refused is not None:
             self._reply(part)
             return
-        self.disk.restore(to_restore)
+        for index, obj in to_restore:
+            self._await(part, index, obj, from_tier=True)
+        self.disk.restore([obj for _, obj in to_restore])
         for source in part.sources.values():
             self._pin_at(part, source)
         if self.ctx.config.verify_always:
@@ -158,8 +160,8 @@ class PartDesk:
             return False
         return abi_refusal(obj.abi, part.request.abis[obj.group]) is None
 
-    def _pin_local(self, part: Part) -> list[Obj]:
-        """Pin what is in memory, wait for what is being restored, list what must be."""
+    def _pin_local(self, part: Part) -> list[tuple[int, Obj]]:
+        """Pin what is in memory, wait for what is being restored, list what must be, with its index."""
         to_restore = []
         for objects in part.request.local:
             if self._hold_run(part, objects):
@@ -170,14 +172,13 @@ class PartDesk:
                     self._refuse(part, Reason.VERSION_CHANGED, objects.group)
                 elif obj.state in (State.SEALED, State.DEMOTING):
                     self._hold(part, index, obj)
-                else:
-                    if obj.state is State.ON_TIER:
-                        if self.disk.refused is not None:
-                            self._refuse(part, self.disk.refused, objects.group)
-                            self._bad_here(part, obj, index, self.disk.refused, from_tier=True)
-                            continue
-                        to_restore.append(obj)
+                elif obj.state is State.RESTORING:
                     self._await(part, index, obj, from_tier=True)
+                elif self.disk.refused is not None:
+                    self._refuse(part, self.disk.refused, objects.group)
+                    self._bad_here(part, obj, index, self.disk.refused, from_tier=True)
+                else:
+                    to_restore.append((index, obj))
         return to_restore
 
     def _plan_fetches(self, part: Part) -> list[tuple[Source, Arriving]]:
@@ -246,7 +247,7 @@ class PartDesk:
                 part.digests[arrived.slot] = arrived.checksum
             else:
                 self._refuse(part, refused or Reason.VERSION_CHANGED, arrived.group)
-                if refused is not None and from_tier:
+                if refused is not None and from_tier and refused is not Reason.VERSION_CHANGED:
                     self._bad_here(part, arrived, index, refused, from_tier=True)
             self._advance(part)
 

@@ -123,8 +123,9 @@ class PinDesk:
                 ctx.books.pin(obj)
                 pin.pinned.append(obj)
             else:
-                index, _ = index_of[id(obj)]
-                pin.bad.append(BadCopy(ctx.config.holder, obj.group, obj.shard, index, refused, True))
+                if refused is not Reason.VERSION_CHANGED:
+                    index, _ = index_of[id(obj)]
+                    pin.bad.append(BadCopy(ctx.config.holder, obj.group, obj.shard, index, refused, True))
                 pin.refused = refused
             if not pin.awaited:
                 self._settle(pin)

@@ -139,7 +139,7 @@ class View:
         if not self.directory_known:
             every = (1 << (self.prompt.n // spec.unit_tokens)) - 1
             entries.append(Blocked(Reason.DIRECTORY_UNAVAILABLE, every & ~matched))
-        entries.sort(key=lambda entry: _PRECEDENCE[entry.reason])
+        entries.sort(key=lambda entry: _PRECEDENCE.get(entry.reason, len(_PRECEDENCE)))
         return GroupEvidence({r: b for r, b in everywhere.items() if b}, matched, tuple(entries))
 
     def _columns_of(self, group: int, shard: int) -> Iterator[Column]:
