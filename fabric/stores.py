@@ -201,8 +201,13 @@ class StoreDesk:
 
     def quiet(self, client: str, message: StoreQuiet) -> None:
         owner, _ = self.aborted.get(message.attempt, ("", []))
+        attempt = self._attempt_of(client, message.attempt)
         if owner == client:
             self._quiet(message.attempt)
+        elif attempt is not None and self.commit_refusal(attempt) is not None:
+            self._close(attempt)  # it could never have become visible
+            for obj in attempt.objects:
+                self.ctx.books.give_up(obj)
         self.ctx.send(client, Done(message.request, None, ""))
 
     def client_gone(self, client: str) -> None:
