@@ -49,7 +49,7 @@ from .link import (
 from .nixl_agent import FlightState, NixlAgent, Ranges
 from .nixl_settings import NixlSettings
 
-PARTS_IN_FLIGHT = 4
+PARTS_IN_FLIGHT = 8
 """Parts of ``PART_BYTES`` asked for at once by one fetch."""
 SCRATCH_BYTES = 1 << 20
 SCRATCHES_MAX = 16

@@ -33,7 +33,7 @@ from ...transport.nixl_settings import NixlSettings, nixl_environment
 BLOCKS = 64
 BLOCK_BYTES = 1 << 20
 TOTAL_BYTES = BLOCKS * BLOCK_BYTES
-ROUNDS = 25
+ROUNDS = 41
 DEADLINE_S = 20.0
 CHILD_TIMEOUT_S = 180.0
 
