@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,16 @@ class _Checker:
             return record.model_validate(data)
         except ValidationError as error:
             for one in error.errors(include_url=False, include_context=False, include_input=False):
-                where: Path_ = (*path, *(part for part in one["loc"] if self._names(path, part)))
+                where: Path_ = (*path, *(part for part in one["loc"] if not _is_tag(part)))
                 self.problem(where, _reason(one["type"], one["msg"]))
             return None
-
-    def _names(self, path: Path_, part: str | int) -> bool:
-        """Whether a part of pydantic's location is a field of the file and not a member of a union."""
-        return not (isinstance(part, str) and part.startswith(("function-", "list[", "dict[", "constrained-")))
 
     def _model(self, data: dict[str, Any]) -> ModelSpec | None:
         try:
             return ModelSpec.load(data, where="model")
         except SpecError as error:
-            field, _, reason = str(error).partition(": ")
-            self.problem(_model_path(field, data), reason or field)
+            path, reason = _model_field(str(error), data)
+            self.problem(path, reason)
             return None
 
     def _steps(self, data: list[Any], path: Path_, *, nested: bool) -> Iterator[Step]:
@@ -136,6 +133,11 @@ class _Checker:
         return None if args is None else Step(verb, args, expect, path, line)
 
 
+def _is_tag(part: str | int) -> bool:
+    """Whether a part of pydantic's location is the way a union was read, not a field of the file."""
+    return isinstance(part, str) and part.startswith("<")
+
+
 def _reason(kind: str, message: str) -> str:
     match kind:
         case "extra_forbidden":
@@ -148,17 +150,28 @@ def _reason(kind: str, message: str) -> str:
             return message.removeprefix("Value error, ")
 
 
-def _model_path(field: str, data: dict[str, Any]) -> Path_:
-    """``model.groups.kv.of`` or ``model.groups.1.of`` as a path into the file."""
+_FIELD = re.compile(r"[a-z_]+(\.[\w-]+)*(, [a-z_]+(\.[\w-]+)*)*")
+"""What stands before a colon in a spec's error, if it names fields."""
+
+
+def _model_field(message: str, data: dict[str, Any]) -> tuple[Path_, str]:
+    """``model.groups.1: of: reason`` or ``model: groups.kv.of: reason`` as a path into the file, and the reason."""
+    named: list[str] = []
+    while True:
+        field, colon, rest = message.partition(": ")
+        if not colon or not _FIELD.fullmatch(field):
+            break
+        named += field.split(",", maxsplit=1)[0].split(".")
+        message = rest
     path: list[str | int] = []
-    for part in field.split(",", maxsplit=1)[0].split("."):
+    for part in named:
         if path[-1:] == ["groups"]:
             groups = data.get("groups")
             names = [g.get("name") if isinstance(g, dict) else None for g in groups] if isinstance(groups, list) else []
             path.append(int(part) if part.isdigit() else names.index(part) if part in names else part)
         else:
             path.append(part)
-    return tuple(path)
+    return tuple(path), message
 
 
 class _References:

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Strict,
+    Tag,
+    model_validator,
+)
 
 from ...fabric.kinds import Layer, ObjectKind, Reason, Status
 from ...fabric.model import ModelSpec
@@ -30,6 +40,11 @@ def _one_line(value: str) -> str:
     if "\n" in value.strip():
         raise ValueError("one line is expected")
     return value.strip()
+
+
+def _shape(value: Any) -> str:
+    """Which member of a union a value of the file is meant to be."""
+    return "<mapping>" if isinstance(value, dict | BaseModel) else "<list>" if isinstance(value, list) else "<plain>"
 
 
 Text = Annotated[str, BeforeValidator(_name)]
@@ -60,9 +75,15 @@ class Record(BaseModel):
 class Branch(Record):
     """A prompt that shares its first ``share`` tokens with another."""
 
-    like: Name | Branch
+    like: PromptName
     share: Count
     then: Name
+
+
+PromptName = Annotated[
+    Annotated[Name, Tag("<plain>")] | Annotated[Name, Tag("<list>")] | Annotated[Branch, Tag("<mapping>")],
+    Discriminator(_shape),
+]
 
 
 class Adapter(Record):
@@ -82,7 +103,7 @@ class ExtraContent(Record):
 class Keyed(Record):
     """Everything that tokens are looked up by, besides the weights."""
 
-    prompt: Name | Branch
+    prompt: PromptName
     tenant: Text = ""
     salt: Text = ""
     adapter: Adapter | None = None
@@ -150,8 +171,24 @@ class Swap(Keyed):
     """``swap_out`` and ``swap_in``: to disk and back."""
 
     at: Name
-    groups: list[Name] | dict[str, Selected] | None = None
-    tokens: Count | Range | None = None
+    groups: (
+        Annotated[
+            Annotated[list[Name], Tag("<list>")]
+            | Annotated[list[Name], Tag("<plain>")]
+            | Annotated[dict[str, Selected], Tag("<mapping>")],
+            Discriminator(_shape),
+        ]
+        | None
+    ) = None
+    tokens: (
+        Annotated[
+            Annotated[Count, Tag("<plain>")]
+            | Annotated[Count, Tag("<mapping>")]
+            | Annotated[Range, Tag("<list>")],
+            Discriminator(_shape),
+        ]
+        | None
+    ) = None
 
 
 class How(StrEnum):
