@@ -275,6 +275,21 @@ class Books:
         self._own(obj, slot)
         obj.advance(Verb.FILL)
 
+    def reserve_at(self, obj: Obj, slot: int) -> None:
+        """Give an ABSENT object this very slot; an evictable occupant leaves.
+
+        Raises ProtocolError where the slot can be neither taken nor vacated.
+        """
+        occupant = self.owner[slot]
+        if occupant is not None:
+            self.evict(occupant)
+        while (scope := self.admission.over(obj)) is not None:
+            self.evict(self._victim(scope.order, f"limit {scope.limit}"))
+        self.pools[obj.group, obj.shard].free.remove(slot)
+        obj.advance(Verb.RESERVE)
+        self._own(obj, slot)
+        obj.advance(Verb.FILL)
+
     def reserve_restore(self, obj: Obj) -> None:
         """Give an ON_TIER object a slot to be restored into."""
         slot = self._make_room(obj)

@@ -29,6 +29,7 @@ from .effects import (
     Undeliverable,
 )
 from .events import EventDesk
+from .graphs import GraphDesk
 from .kinds import Reason
 from .leader import Leader
 from .lifecycle import State
@@ -39,6 +40,8 @@ from .messages import (
     EventsSeen,
     Found,
     GrantUntil,
+    GraphIdle,
+    GraphRegister,
     HolderGone,
     MateColumns,
     MateLookup,
@@ -69,6 +72,7 @@ from .messages import (
 from .model import ModelSpec
 from .parts import PartDesk
 from .pins import PinDesk
+from .placing import Placer
 from .stores import StoreDesk
 
 
@@ -80,14 +84,18 @@ class HolderCore:
         self.disk = DiskDesk(self.ctx)
         self.stores = StoreDesk(self.ctx)
         self.pins = PinDesk(self.ctx, self.disk)
-        self.parts = PartDesk(self.ctx, self.disk)
+        self.graphs = GraphDesk(self.ctx)
+        self.parts = PartDesk(self.ctx, self.disk, Placer(self.ctx, self.graphs))
         self.leader = Leader(self.ctx)
         self.events = EventDesk(self.ctx)
+        self.graphs.release = self.leader.release
         self._renewals: dict[str, tuple[str, Renew, dict[str, PartRenewed | None]]] = {}
         self._routes: dict[type, Any] = {
             Acquire: self.leader.start,
             Renew: self._renew,
             Release: self._release,
+            GraphRegister: self.graphs.register,
+            GraphIdle: self.graphs.idle,
             StoreBegin: self.stores.begin,
             StoreCommit: self.stores.commit,
             StoreAbort: self.stores.abort,
@@ -153,6 +161,7 @@ class HolderCore:
                 self.disk.state(event.refused)
             case PeerClosed():
                 self.stores.client_gone(event.peer)
+                self.graphs.client_gone(event.peer)
             case Tick():
                 pass
         return self._settle()
@@ -302,7 +311,8 @@ class HolderCore:
         """The right to grant, for this life only."""
         ctx = self.ctx
         if message.incarnation == ctx.incarnation:
-            ctx.grants_until_s = max(ctx.grants_until_s, ctx.now + message.seconds)
+            since_s = ctx.now if message.since_s is None else min(message.since_s, ctx.now)
+            ctx.grants_until_s = max(ctx.grants_until_s, since_s + message.seconds)
             ctx.arena.set_grants_until(int(ctx.grants_until_s * 1e9))
 
     def _set_weights(self, message: SetWeights) -> None:

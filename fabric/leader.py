@@ -41,6 +41,9 @@ from .messages import (
 from .planner import PartPlan, View
 from .rules import Resolution, resolve, servable, usable_position
 
+FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
+"""Refusals of a graph lease that no other position or source would lift: the engine runs eagerly."""
+
 WORKING = "working"
 WAITING = "waiting"
 DONE = "done"
@@ -382,6 +385,7 @@ class Leader:
                     tuple(plan.local),
                     tuple(plan.fetches),
                     expires_s,
+                    op.request.graph_number,
                 ),
             )
 
@@ -408,6 +412,11 @@ class Leader:
             if reply.refused is None:
                 self.ctx.send(holder, PartAbort(op.op))
             self._learn_refusal(op, holder, reply)
+        held = next((r for r in op.replies.values() if r.refused in FROM_HELD_SLOTS), None)
+        if held is not None and held.refused is not None:
+            op.limited = (held.group, held.refused)
+            self._finish(op, 0, refused=held.refused)
+            return
         self._plan(op)
 
     def _learn_refusal(self, op: AcquireOp, holder: str, reply: PartReply) -> None:

@@ -44,6 +44,7 @@ class LeaseRecord:
     weights: bytes
     tenant: str
     graph: bool = False
+    graph_number: int = 0
     mates: tuple[tuple[str, int], ...] = ()
 
 
@@ -56,7 +57,16 @@ class LeaseBook:
         self.fence = 0
 
     def grant(
-        self, proof: Proof, *, client: str, now: float, lease_s: float, weights: bytes, tenant: str, graph: bool = False
+        self,
+        proof: Proof,
+        *,
+        client: str,
+        now: float,
+        lease_s: float,
+        weights: bytes,
+        tenant: str,
+        graph: bool = False,
+        graph_number: int = 0,
     ) -> LeaseRecord:
         """The only way a lease comes to be. Takes its own pins on the proof's objects."""
         self.fence += 1
@@ -64,7 +74,9 @@ class LeaseBook:
             self._books.pin_slots(run.group, run.shard, run.slots)
             if graph:
                 self._books.freeze(run.slots, 1)
-        record = LeaseRecord(self.fence, self.fence, proof, client, now + lease_s, lease_s, weights, tenant, graph)
+        record = LeaseRecord(
+            self.fence, self.fence, proof, client, now + lease_s, lease_s, weights, tenant, graph, graph_number
+        )
         self.live[record.lease] = record
         return record
 
@@ -88,6 +100,10 @@ class LeaseBook:
                     self._books.freeze(run.slots, -1)
                 self._books.unpin_slots(run.group, run.shard, run.slots)
         return record
+
+    def end_quietly(self, lease: int) -> None:
+        """Give the pins back, whether the lease still lives or not."""
+        self.end(lease)
 
 
 def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:

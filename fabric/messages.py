@@ -229,6 +229,8 @@ class Acquire:
     priority: int = 0
     deadline_s: float | None = None
     explain: bool = False
+    graph_number: int = 0
+    """A registered graph whose slots the lease must lie in; 0: a graph lease freezes slots where they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,36 @@ class Release:
     reused_tokens: int | None
 
 
+@record(15)
+@dataclass(frozen=True, slots=True)
+class GraphRegister:
+    """Register the slots a captured graph has baked in. What is not resident there refuses all."""
+
+    request: str
+    slots: tuple[SlotRun, ...]
+
+
+@record(16)
+@dataclass(frozen=True, slots=True)
+class GraphRegistered:
+    """The graph's number at this holder; or why capture is not allowed, and in which group."""
+
+    request: str
+    graph: int
+    refused: Reason | None
+    group: str
+
+
+@record(17)
+@dataclass(frozen=True, slots=True)
+class GraphIdle:
+    """The graph does not run now: its expired leases' slots are quiet. ``drop``: and never will again."""
+
+    request: str
+    graph: int
+    drop: bool
+
+
 # --- holders among each other ------------------------------------------------------------------
 
 
@@ -353,6 +385,7 @@ class PartOpen:
     local: tuple[Objects, ...]
     fetches: tuple[Fetch, ...]
     expires_s: float
+    graph_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,10 +644,24 @@ class HolderGone:
 @record(50)
 @dataclass(frozen=True, slots=True)
 class GrantUntil:
-    """The right to grant leases for ``seconds`` from receipt, for one incarnation only."""
+    """The right to grant leases for ``seconds``, for one incarnation only.
+
+    They count from ``since_s`` on the holder's own clock, as its last reply told it: so a record that was
+    held up on its way grants nothing. Without it, from receipt.
+    """
 
     incarnation: int
     seconds: float
+    since_s: float | None = None
+
+
+@record(53)
+@dataclass(frozen=True, slots=True)
+class GrantSeen:
+    """The reply to GrantUntil: the holder's monotonic clock now."""
+
+    incarnation: int
+    clock_s: float
 
 
 @record(51)
@@ -767,6 +814,14 @@ class Member:
     unix: str
     tcp: str
     shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a process says when it is up: where it listens, and its monotonic clock."""
+
+    member: Member
+    clock_s: float
 
 
 @record(72)

@@ -40,6 +40,7 @@ from .messages import (
     SourceRun,
 )
 from .passport import abi_refusal
+from .placing import Placer
 from .validation import Held, HeldRun, Proof, Verdict, prove
 
 
@@ -93,9 +94,10 @@ class Part:
 class PartDesk:
     """All shares in progress at one holder, its own and those of other leaders."""
 
-    def __init__(self, ctx: HolderContext, disk: DiskDesk) -> None:
+    def __init__(self, ctx: HolderContext, disk: DiskDesk, placer: Placer) -> None:
         self.ctx = ctx
         self.disk = disk
+        self.placer = placer
         self.open_parts: dict[str, Part] = {}
         self._transfers: dict[int, tuple[Part, Source, dict[int, Arriving]]] = {}
         self._digests: dict[int, tuple[Part, tuple[int, ...]]] = {}
@@ -356,6 +358,7 @@ class PartDesk:
     def transferred(self, event: TransferDone) -> None:
         entry = self._transfers.pop(event.token, None)
         if entry is None:
+            self.placer.moved(event)
             return
         part, source, arriving = entry
         source.transferring -= 1
@@ -481,6 +484,7 @@ class PartDesk:
                 yield from (a.obj for a in source.arriving)
         for objects in self._quarantined.values():
             yield from objects
+        yield from self.placer.in_hand()
 
     def pinned(self) -> Iterator[int]:
         """Every slot pinned for a share in progress, once a pin."""
@@ -496,9 +500,29 @@ class PartDesk:
         if part.let_go:
             self._forget(part)
             return
+        if part.refused is None and part.request.graph_number and not self._in_place(part):
+            return
         if part.refused is None:
             self._prove(part)
         self._reply(part)
+
+    def _in_place(self, part: Part) -> bool:
+        """Whether everything lies in the graph's slots, or never will; a round of moves comes back here."""
+
+        def round_over() -> None:
+            part.awaited -= 1
+            self._advance(part)
+
+        done = self.placer.place(
+            part.request.graph_number,
+            part.held,
+            part.digests,
+            refuse=lambda reason, group: self._refuse(part, reason, group),
+            then=round_over,
+        )
+        if not done:
+            part.awaited += 1
+        return done
 
     def _prove(self, part: Part) -> None:
         request = part.request
@@ -579,6 +603,7 @@ class PartDesk:
             weights=ctx.weights,
             tenant=part.request.prompt.tenant,
             graph=message.graph,
+            graph_number=part.request.graph_number,
         )
         for run in part.proof.runs:
             ctx.books.touch_slots(run.slots)

@@ -16,6 +16,8 @@ from .identity import DIGEST_BYTES
 from .messages import (
     Acquire,
     Drop,
+    GraphIdle,
+    GraphRegister,
     Lookup,
     Objects,
     Prompt,
@@ -150,6 +152,15 @@ def _moving(record: Drop | SwapIn | SwapOut, model: ModelSpec) -> str | None:
     return _objects(record.objects, model, "objects")
 
 
+def _graph_register(record: GraphRegister, model: ModelSpec) -> str | None:
+    for run in record.slots:
+        if not 0 <= run.group < len(model.groups) or not 0 <= run.shard < model.shards:
+            return f"slots: the model has no group {run.group} of shard {run.shard}"
+        if len(run.slots) != 4 * len(run.indices) or len(run.versions) != 8 * len(run.indices):
+            return f"slots: {len(run.indices)} indices need as many slots and versions"
+    return None
+
+
 def _any(record: Any, model: ModelSpec) -> str | None:
     """Nothing to check beyond the types: the core looks a number up and answers for unknown ones."""
     del record, model
@@ -159,6 +170,8 @@ def _any(record: Any, model: ModelSpec) -> str | None:
 _CHECKS: dict[type, Check] = {
     Acquire: _acquire,
     Drop: _moving,
+    GraphIdle: _any,
+    GraphRegister: _graph_register,
     Lookup: _lookup,
     Release: _release,
     Renew: _renew,

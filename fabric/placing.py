@@ -1,0 +1,139 @@
+"""Bring a share's objects to the slots a captured graph has baked in, before the share is proven.
+
+Each object that lies elsewhere is copied to its registered slot, digested, and becomes the visible
+one; the old copy leaves once nobody pins it. What sits in a registered slot makes room if it may; if
+it may not (a lease or another graph holds it), the share is refused and the engine runs eagerly.
+Several rounds: a slot that another object of the share must leave first is free in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from .books import Obj
+from .context import HolderContext
+from .effects import Pair, StartTransfer, TransferDone
+from .graphs import GraphDesk
+from .kinds import Reason
+from .lifecycle import State
+from .validation import Held, HeldRun
+
+Refuse = Callable[[Reason, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One object on its way to its registered slot. ``place``: its place in the run."""
+
+    run: HeldRun
+    place: int
+    old: Obj
+    new: Obj
+
+
+@dataclass(slots=True)
+class Placing:
+    """One round of moves of one share."""
+
+    moves: dict[int, Move]
+    digests: dict[int, bytes]
+    refuse: Refuse
+    then: Callable[[], None]
+
+
+class Placer:
+    """All shares of one holder whose objects are being brought into place."""
+
+    def __init__(self, ctx: HolderContext, graphs: GraphDesk) -> None:
+        self.ctx = ctx
+        self.graphs = graphs
+        self._rounds: dict[int, Placing] = {}
+
+    def place(
+        self, number: int, held: Held, digests: dict[int, bytes], *, refuse: Refuse, then: Callable[[], None]
+    ) -> bool:
+        """Whether all lies where the graph has it (or ``refuse`` was called); else ``then`` follows a round."""
+        graph = self.graphs.graphs.get(number)
+        if graph is None:
+            refuse(Reason.GRAPH_FROZEN, 0)
+            return True
+        moves: dict[int, Move] = {}
+        held_up: int | None = None
+        for (group, shard), run in held.items():
+            baked_in = graph.slots.get((group, shard), {})
+            for place, (index, slot) in enumerate(zip(run.indices, run.slots, strict=True)):
+                wanted = baked_in.get(index)
+                if wanted is None:
+                    refuse(Reason.GRAPH_FROZEN, group)
+                    return True
+                if wanted == slot:
+                    continue
+                if self._can_leave(wanted):
+                    moves[wanted] = self._move(run, place, slot)
+                else:
+                    held_up = group
+        if not moves:
+            if held_up is not None:
+                refuse(Reason.PINNED, held_up)
+            return True
+        self._start(Placing(moves, digests, refuse, then))
+        return False
+
+    def _can_leave(self, slot: int) -> bool:
+        """Whether a registered slot is free, or what sits there may be evicted."""
+        occupant = self.ctx.books.owner[slot]
+        return occupant is None or occupant.evictable
+
+    def _move(self, run: HeldRun, place: int, slot: int) -> Move:
+        old = self.ctx.books.owner[slot]
+        assert old is not None, "a held slot has an owner"
+        new = replace(old, state=State.ABSENT, slot=-1, version=0, visible=False, books=None, on_disk=None)
+        return Move(run, place, old, new)
+
+    def _start(self, placing: Placing) -> None:
+        ctx = self.ctx
+        token = ctx.number()
+        pairs = []
+        for wanted, move in placing.moves.items():
+            ctx.books.reserve_at(move.new, wanted)
+            pairs.append(Pair(move.old.slot, wanted, move.old.length))
+        self._rounds[token] = placing
+        deadline_s = ctx.now + ctx.config.transfer_timeout_s
+        ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s))
+
+    def moved(self, event: TransferDone) -> bool:
+        """A round ended; False if the transfer is none of this desk's."""
+        placing = self._rounds.pop(event.token, None)
+        if placing is None:
+            return False
+        for moved in event.moved:
+            move = placing.moves[moved.slot]
+            if moved.checksum == move.old.checksum and self._still_current(move):
+                self._swap(move, placing.digests)
+                continue
+            self.ctx.books.give_up(move.new)
+            stale = moved.checksum == move.old.checksum
+            placing.refuse(Reason.VERSION_CHANGED if stale else Reason.CHECKSUM_MISMATCH, move.old.group)
+        placing.then()
+        return True
+
+    def _still_current(self, move: Move) -> bool:
+        """Whether the copied object is still the visible one of its key: an older one never replaces a newer."""
+        return self.ctx.books.find(move.old.group, move.old.shard, move.old.digest) is move.old
+
+    def _swap(self, move: Move, digests: dict[int, bytes]) -> None:
+        books = self.ctx.books
+        books.seal(move.new, move.old.checksum)
+        move.new.on_disk, move.old.on_disk = move.old.on_disk, None
+        books.install(move.new)
+        books.pin(move.new)
+        move.run.slots[move.place] = move.new.slot
+        digests[move.new.slot] = move.new.checksum
+        books.unpin(move.old)
+
+    def in_hand(self) -> Iterator[Obj]:
+        """Every object whose slot a round answers for."""
+        for placing in self._rounds.values():
+            for move in placing.moves.values():
+                yield move.new
