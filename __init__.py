@@ -10,9 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .actors.async_session import AsyncSession
+    from .actors.attempt import Attempt, Stored
     from .actors.fabric import Fabric, connect, connect_async, launch
     from .actors.lease import Lease, LeaseRefused
-    from .actors.session import Answer, AsyncSession, Attempt, Session, Stored
+    from .actors.session import Answer, Session
     from .actors.spec import FabricSpec
     from .engines.transformers.weights import weights_revision
     from .fabric.explanation import Explanation
@@ -25,8 +27,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "AbiPassport": "fabric.passport",
     "Answer": "actors.session",
-    "AsyncSession": "actors.session",
-    "Attempt": "actors.session",
+    "AsyncSession": "actors.async_session",
+    "Attempt": "actors.attempt",
     "Cause": "fabric.kinds",
     "Explanation": "fabric.explanation",
     "Fabric": "actors.fabric",
@@ -41,7 +43,7 @@ _WHERE = {
     "Session": "actors.session",
     "SpecError": "fabric.kinds",
     "Status": "fabric.kinds",
-    "Stored": "actors.session",
+    "Stored": "actors.attempt",
     "connect": "actors.fabric",
     "connect_async": "actors.fabric",
     "launch": "actors.fabric",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from typing import Any, TypeVar
 
@@ -14,17 +15,22 @@ from ..fabric import wire
 from ..fabric.arena import Arena, ArenaLayout
 from ..fabric.kinds import FabricError
 from ..fabric.messages import ArenaReply, ArenaRequest, Done, Member, Misuse, SlotsRequest
-from ..transport.control_client import BlockingClient, ConnectionLost
+from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
 
 R = TypeVar("R")
 
 REQUEST_TIMEOUT_S = 10.0
+PATIENCE_S = 2.0
 IDLE_CLIENTS_MAX = 16
 
 
 class HolderLost(FabricError, ConnectionError):
     """The holder's process is gone or cannot be reached; ask again, or go without the cache."""
+
+
+class HolderSilent(HolderLost):
+    """The holder did not answer in time, whether or not it serves the request later."""
 
 
 def request_id() -> str:
@@ -39,8 +45,13 @@ class HolderClient:
         self.member = member
         self._lock = threading.Lock()
         self._idle: list[BlockingClient] = []
+        self._closed = False
         self._main = self._connect()
-        self.arena, self.incarnation = self._map()
+        try:
+            self.arena, self.incarnation = self._map()
+        except BaseException:
+            self._main.close()
+            raise
 
     def _connect(self) -> BlockingClient:
         try:
@@ -49,7 +60,7 @@ class HolderClient:
             raise HolderLost(f"holder {self.member.address}: {error}") from None
 
     def _map(self) -> tuple[Arena, int]:
-        answer = self._main.request(wire.encode(ArenaRequest("arena")), REQUEST_TIMEOUT_S)
+        answer = self._request(self._main, ArenaRequest("arena"), REQUEST_TIMEOUT_S)
         reply = wire.decode(answer.payload)
         if not isinstance(reply, ArenaReply) or len(answer.descriptors) != 1:
             for fd in answer.descriptors:
@@ -65,31 +76,52 @@ class HolderClient:
         return self._exchange(self._main, record, expect, timeout_s)
 
     def call_apart(self, record: Any, expect: type[R], timeout_s: float) -> R:
-        """As ``call``, over a connection of its own: for requests that may wait long."""
+        """As ``call``, over a connection of its own: for requests that may wait long and that a retry repeats.
+
+        A holder that stays silent and whose right to grant has run out counts as lost at once.
+        """
         with self._lock:
             client = self._idle.pop() if self._idle else None
         if client is None:
             client = self._connect()
-        reply = self._exchange(client, record, expect, timeout_s)
+        try:
+            reply = self._patiently(client, record, expect, time.monotonic() + timeout_s)
+        except BaseException:
+            client.close()
+            raise
         with self._lock:
-            if len(self._idle) < IDLE_CLIENTS_MAX:
+            if len(self._idle) < IDLE_CLIENTS_MAX and not self._closed:
                 self._idle.append(client)
                 return reply
         client.close()
         return reply
 
+    def _patiently(self, client: BlockingClient, record: Any, expect: type[R], deadline: float) -> R:
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._exchange(client, record, expect, min(left, PATIENCE_S))
+            except HolderSilent:
+                if left <= PATIENCE_S or time.monotonic_ns() > self.arena.grants_until_ns:
+                    raise
+
     def _exchange(self, client: BlockingClient, record: Any, expect: type[R], timeout_s: float) -> R:
-        try:
-            answer = client.request(wire.encode(record), timeout_s)
-        except ConnectionLost as error:
-            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        answer = self._request(client, record, timeout_s)
         for fd in answer.descriptors:
             os.close(fd)
         return expect_reply(wire.decode(answer.payload), expect)
 
+    def _request(self, client: BlockingClient, record: Any, timeout_s: float) -> Answer:
+        try:
+            return client.request(wire.encode(record), timeout_s)
+        except ConnectionLost as error:
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        except RequestTimedOut as error:
+            raise HolderSilent(f"holder {self.member.address}: {error}") from None
+
     def writable(self, attempt: int, slots: list[int]) -> WritableSlots:
         """The attempt's own slots, mapped for writing."""
-        answer = self._main.request(wire.encode(SlotsRequest("slots", attempt)), REQUEST_TIMEOUT_S)
+        answer = self._request(self._main, SlotsRequest("slots", attempt), REQUEST_TIMEOUT_S)
         done = expect_reply(wire.decode(answer.payload), Done)
         if done.refused is not None or len(answer.descriptors) != 1:
             for fd in answer.descriptors:
@@ -106,6 +138,7 @@ class HolderClient:
         """End the connections; the mapping lives as long as views into it."""
         self._main.close()
         with self._lock:
+            self._closed = True
             for client in self._idle:
                 client.close()
             self._idle.clear()

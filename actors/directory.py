@@ -9,7 +9,7 @@ from typing import Any
 from ..fabric import wire
 from ..fabric.directory import DirectoryCore
 from ..fabric.effects import Effect, Received, Send
-from ..fabric.messages import Member
+from ..fabric.messages import Birth, Member
 from .service import Service
 from .spec import FabricSpec
 
@@ -34,9 +34,9 @@ class Directory(Service):
         self.core = DirectoryCore(self.address, spec.model, self.incarnation)
 
     async def start(self) -> bytes:
-        """Listen; returns the Member record."""
+        """Listen; returns a Birth record."""
         member: Member = await self.listen()
-        return wire.encode_plain(member)
+        return wire.encode_plain(Birth(member, time.monotonic()))
 
     async def ping(self) -> int:
         return self.incarnation

@@ -13,9 +13,10 @@ from ..fabric.kinds import FabricError
 from ..fabric.model import ModelSpec
 from ..fabric.passport import AbiPassport
 from . import ray_api
+from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
 from .info import FabricInfo
-from .session import AsyncSession, Session
+from .session import Session
 from .spec import FabricSpec
 from .supervisor import DIRECTORY, Supervisor, actor_name
 
@@ -67,15 +68,21 @@ class Fabric:
         return FabricInfo.decode(ray_api.call(self._supervisor.describe.remote()), ray_api.my_node())
 
     def update_weights(self, revision: str) -> None:
-        """Put a weights revision in force: everything older is unreachable at once."""
+        """Put a weights revision in force: everything older is unreachable once this returns.
+
+        Sessions keep the weights they connected with; one that loaded the new ones connects anew.
+        """
         ray_api.call(self._supervisor.update_weights.remote(revision))
 
     def bypass(self, on: bool) -> None:
-        """Answer recompute to every acquire within a second, or stop doing so."""
+        """Answer recompute to every acquire, or stop doing so."""
         ray_api.call(self._supervisor.set_bypass.remote(on))
 
     def drain(self, node: str) -> None:
-        """Stop granting on a node; live leases run out."""
+        """Stop granting on a node (its Ray id or a prefix of it); live leases run out.
+
+        Raises FabricError unless exactly one node is meant.
+        """
         ray_api.call(self._supervisor.drain.remote(node))
 
     def shutdown(self) -> None:

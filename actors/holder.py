@@ -49,7 +49,10 @@ from ..fabric.kinds import FabricError, Reason, WireError
 from ..fabric.messages import (
     ArenaReply,
     ArenaRequest,
+    Birth,
     Done,
+    GrantSeen,
+    GrantUntil,
     Payload,
     ReadSlots,
     Regions,
@@ -118,7 +121,7 @@ class Holder(Service):
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> bytes:
-        """Start the links, listen, begin this life; returns the Member record."""
+        """Start the links, listen, begin this life; returns a Birth record."""
         self.links, self.link_problems = await self._in_thread(
             lambda: start_links(
                 self.memory,
@@ -133,7 +136,7 @@ class Holder(Service):
         member = await self.listen(self.shards)
         self._carry_out(self.core.start(time.monotonic()))
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
-        return wire.encode_plain(member)
+        return wire.encode_plain(Birth(member, time.monotonic()))
 
     async def ping(self) -> int:
         return self.incarnation
@@ -164,6 +167,11 @@ class Holder(Service):
 
     def received(self, sender: str, record: Any) -> None:
         self._feed(Received(sender, record))
+
+    def reply_to_peer(self, record: Any) -> bytes:
+        if isinstance(record, GrantUntil):
+            return wire.encode(GrantSeen(self.incarnation, time.monotonic()))
+        return b""
 
     def undelivered(self, to: str, record: Any) -> None:
         self._feed(Undeliverable(to, record))

@@ -29,10 +29,17 @@ SEND_TIMEOUT_S = 2.0
 class Mesh:
     """Everyone this process may talk to. All methods run on the event loop."""
 
-    def __init__(self, me: str, secret: bytes, undeliverable: Callable[[str, Any], None]) -> None:
+    def __init__(
+        self,
+        me: str,
+        secret: bytes,
+        undeliverable: Callable[[str, Any], None],
+        replied: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self.me = me
         self._secret = secret
         self._undeliverable = undeliverable
+        self._replied = replied or _log_reply
         self._host = host_identity()
         self._members: dict[str, Member] = {}
         self._number = -1
@@ -85,7 +92,14 @@ class Mesh:
         if peer is None:
             endpoint = member.unix if member.host == self._host else member.tcp
             hello = PeerHello(self.me, peer_proof(self._secret, self.me, to, member.incarnation))
-            peer = self._peers[to] = _Peer(to, endpoint, hello, self._secret, self._undeliverable)
+            peer = self._peers[to] = _Peer(
+                to,
+                endpoint,
+                hello,
+                secret=self._secret,
+                undeliverable=self._undeliverable,
+                replied=self._replied,
+            )
         return peer
 
     async def close(self) -> None:
@@ -96,6 +110,10 @@ class Mesh:
             await asyncio.wait(list(_closing), timeout=SEND_TIMEOUT_S)
 
 
+def _log_reply(address: str, reply: Any) -> None:
+    logger.warning("%s replied: %s", address, reply)
+
+
 class _Peer:
     """One peer's connection and its queue."""
 
@@ -104,9 +122,12 @@ class _Peer:
         address: str,
         endpoint: str,
         hello: PeerHello,
+        *,
         secret: bytes,
         undeliverable: Callable[[str, Any], None],
+        replied: Callable[[str, Any], None],
     ) -> None:
+        self._replied = replied
         self.address = address
         self._endpoint = endpoint
         self._hello = hello
@@ -158,7 +179,7 @@ class _Peer:
                 client = await self.client()
                 answer = await client.request(wire.encode(record), SEND_TIMEOUT_S)
                 if answer.payload:
-                    logger.warning("%s refused a %s: %s", self.address, type(record).__name__, answer.payload[:200])
+                    self._replied(self.address, wire.decode(answer.payload))
             except FabricError as error:
                 logger.info("%s cannot be reached: %s", self.address, error)
                 self._undeliverable(self.address, record)

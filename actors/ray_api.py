@@ -13,9 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..fabric.kinds import FabricError
+
 NAMESPACE = "kvfabric"
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0
+
+
+class Unavailable(FabricError, ConnectionError):
+    """Ray cannot reach what was asked for, or this process is not connected to a cluster any more."""
 
 
 def ray() -> Any:
@@ -43,16 +49,26 @@ def is_initialized() -> bool:
     return bool(ray().is_initialized())
 
 
+def _connected() -> Any:
+    """The module, of a process that is connected: Ray would start a cluster of its own where it is not."""
+    module = ray()
+    if not module.is_initialized():
+        raise Unavailable("this process is not connected to a Ray cluster")
+    return module
+
+
 def nodes() -> list[Node]:
-    """All alive nodes of the cluster."""
+    """All alive nodes of the cluster. Raises Unavailable."""
     return [
-        Node(n["NodeID"], n["NodeManagerAddress"], dict(n.get("Resources", {}))) for n in ray().nodes() if n["Alive"]
+        Node(n["NodeID"], n["NodeManagerAddress"], dict(n.get("Resources", {})))
+        for n in _connected().nodes()
+        if n["Alive"]
     ]
 
 
 def my_node() -> str:
-    """Ray id of the node this process runs on."""
-    return str(ray().get_runtime_context().get_node_id())
+    """Ray id of the node this process runs on. Raises Unavailable."""
+    return str(_connected().get_runtime_context().get_node_id())
 
 
 def start_actor(
@@ -77,16 +93,39 @@ def start_actor(
 
 
 def find_actor(name: str) -> Any | None:
-    """The actor of that name, or None."""
+    """The actor of that name, or None. Raises Unavailable."""
+    module = _connected()
     try:
-        return ray().get_actor(name, namespace=NAMESPACE)
+        return module.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
+    except module.exceptions.RayError as error:
+        raise Unavailable(_first_line(error)) from None
+
+
+def named_actors(prefix: str, *, but: str) -> list[Any]:
+    """Handles of the live actors of our namespace whose names begin so, save one."""
+    module = _connected()
+    known = module.util.list_named_actors(all_namespaces=True)
+    names = [a["name"] for a in known if a["namespace"] == NAMESPACE and a["name"].startswith(prefix)]
+    return [handle for name in names if name != but and (handle := find_actor(name)) is not None]
 
 
 def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-    """The result of a remote call. Raises Ray's errors, GetTimeoutError among them."""
-    return ray().get(reference, timeout=timeout_s)
+    """The result of a remote call. Raises Unavailable, or what the method itself raised."""
+    module = ray()
+    try:
+        return module.get(reference, timeout=timeout_s)
+    except module.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FabricError):
+            raise error.cause from None
+        raise
+    except module.exceptions.RayError as error:
+        raise Unavailable(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def kill(handle: Any) -> None:

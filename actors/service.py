@@ -66,6 +66,11 @@ class Service:
         """A record for the core."""
         raise AssertionError(f"{type(self).__name__} does not take {type(record).__name__} from {sender}")
 
+    def reply_to_peer(self, record: Any) -> bytes:
+        """What goes back for a peer's record that the core took; mostly nothing."""
+        del record
+        return b""
+
     def undelivered(self, to: str, record: Any) -> None:
         """The core's record could not be delivered."""
 
@@ -177,7 +182,7 @@ class Service:
         if own is not None:
             return own
         self.received(peer, record)
-        return b""
+        return self.reply_to_peer(record)
 
     def _undeliverable(self, to: str, record: Any) -> None:
         self.undelivered(to, record)

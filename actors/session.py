@@ -7,11 +7,10 @@ to ask, the answer is a recompute with the reason: a session never shows a user 
 
 from __future__ import annotations
 
-import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,23 +23,18 @@ from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_d
 from ..fabric.kinds import Cause, FabricError, Reason, Status, cause_of
 from ..fabric.messages import (
     Acquire,
-    Done,
     LeaseGrant,
     Objects,
     Prompt,
-    StoreAbort,
     StoreBegin,
     StoreBegun,
-    StoreCommit,
     StoreItem,
-    StoreQuiet,
 )
 from ..fabric.messages import Answer as WireAnswer
 from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi, AbiPassport
 from ..fabric.planner import View
-from ..transport.digest import checksum
-from ..transport.memfd import WritableSlots
+from .attempt import Attempt, Stored, copy_into
 from .client import HolderClient, HolderLost, request_id
 from .info import FabricInfo
 from .lease import Lease
@@ -50,19 +44,7 @@ ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
 T = TypeVar("T")
 
 ACQUIRE_TIMEOUT_S = 150.0
-RETRIES_MAX = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What became of a publish: visible, or why not and in which group."""
-
-    refused: Reason | None = None
-    group: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return self.refused is None
+REFRESH_S = 0.5
 
 
 @dataclass(slots=True)
@@ -88,64 +70,6 @@ class Answer:
             self.lease.release()
 
 
-class Attempt:
-    """An open write attempt: its slots are writable, by this process only, until commit or abort.
-
-    Dropping it without either quarantines its slots until this process's connection ends.
-    """
-
-    def __init__(
-        self, session: Session, client: HolderClient, begun: StoreBegun, shard: int, lengths: Mapping[str, int]
-    ) -> None:
-        self._session = session
-        self._client = client
-        self._number = begun.attempt
-        self._order: list[tuple[str, int, int]] = []
-        self._lengths = lengths
-        for run in begun.slots:
-            name = session.model.groups[run.group].name
-            slots = np.frombuffer(run.slots, dtype="<u4").tolist()
-            self._order.extend((name, index, slot) for index, slot in zip(run.indices, slots, strict=True))
-        self._slots = {(group, index): slot for group, index, slot in self._order}
-        self._writable: WritableSlots | None = None
-        if self._order:
-            self._writable = client.writable(begun.attempt, [slot for _, _, slot in self._order])
-        self.shard = shard
-
-    def __contains__(self, key: tuple[str, int]) -> bool:
-        """Whether (group, index) is to be written: what was there already is not."""
-        return key in self._slots
-
-    def view(self, group: str, index: int) -> Bytes:
-        """The slot to write one object to: uint8 of shape (block_bytes,). Raises KeyError for another."""
-        if self._writable is None:
-            raise KeyError(f"{group}[{index}]: this attempt writes nothing")
-        return self._writable.view(self._slots[group, index])[: self._lengths[group]]
-
-    def commit(self) -> Stored:
-        """Digest what was written and make it visible; a late or outdated attempt is refused."""
-        sums = []
-        if self._writable is not None:
-            self._writable.seal()
-            for group, _, slot in self._order:
-                sums.append(checksum(self._writable.view(slot)[: self._lengths[group]]))
-        try:
-            done = self._client.call(StoreCommit(request_id(), self._number, b"".join(sums)), Done)
-        except HolderLost:
-            return Stored(Reason.HOLDER_LOST)
-        return Stored(done.refused)
-
-    def abort(self) -> None:
-        """Give up: the slots are cut off from this process first, so they are quiet at once."""
-        if self._writable is not None:
-            self._writable.revoke()
-        try:
-            self._client.call(StoreAbort(request_id(), self._number), Done)
-            self._client.call(StoreQuiet(request_id(), self._number), Done)
-        except HolderLost:
-            return
-
-
 class Session:
     """A worker's session with the fabric. Thread-safe; may be passed to Ray tasks, where it reconnects."""
 
@@ -160,12 +84,14 @@ class Session:
     ) -> None:
         self._resolve = resolve
         self.name = name
-        self._weights = weights_revision
         self._passport = passport
         self._gpu = gpu
         self._lock = threading.RLock()
         self._clients: dict[str, HolderClient] = {}
         self._info = resolve()
+        self._resolved_s = time.monotonic()
+        # What this process runs does not change because the fabric's weights do: it would publish old state as new.
+        self._weights = weights_revision or self._info.weights
         self._readers: tuple[str, ...] = ()
         self._pick()
 
@@ -177,8 +103,11 @@ class Session:
 
     @property
     def weights_revision(self) -> str:
-        """The weights this session's reader runs: its own, or the fabric's in force."""
-        return self._weights or self._info.weights
+        """The weights this session's reader runs: as told to ``connect``, else the fabric's at that time.
+
+        After the fabric's weights were updated nothing matches any more: load the new ones, connect anew.
+        """
+        return self._weights
 
     @property
     def abis(self) -> tuple[Abi, ...]:
@@ -211,20 +140,29 @@ class Session:
             return client
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Run, and once more after asking where the holders are now. Raises HolderLost in the end."""
-        for attempt in range(RETRIES_MAX):
+        """Run, and once more after asking where the holders are now. Raises HolderLost in the end.
+
+        The fabric is asked at most once in REFRESH_S: while a holder is away, a session answers at once.
+        """
+        try:
+            return work()
+        except HolderLost:
+            if time.monotonic() < self._resolved_s + REFRESH_S:
+                raise
             try:
-                return work()
-            except HolderLost:
-                if attempt == RETRIES_MAX - 1:
-                    raise
                 self.refresh()
-        raise HolderLost("no holder answers on this node")
+            except FabricError as error:
+                raise HolderLost(f"the fabric is not there: {error}") from None
+            return work()
 
     def refresh(self) -> None:
-        """Ask the fabric anew who runs where and which weights are in force."""
+        """Ask the fabric anew who runs where. Raises FabricError where none of this name and model runs."""
         with self._lock:
-            self._info = self._resolve()
+            self._resolved_s = time.monotonic()
+            info = self._resolve()
+            if info.spec.model != self.model:
+                raise FabricError(f"fabric {self.name!r} runs another model now: connect anew")
+            self._info = info
             self._pick()
 
     # --- prompts -------------------------------------------------------------------------------
@@ -340,7 +278,7 @@ class Session:
             begun = client.call(message, StoreBegun)
             if begun.refused is not None:
                 return Stored(begun.refused, begun.group)
-            return Attempt(self, client, begun, shard, lengths)
+            return Attempt(self.model, client, begun, lengths)
 
         try:
             return self._again(ask)
@@ -457,11 +395,12 @@ class Session:
         def ask() -> WireAnswer:
             if "" in self._readers:
                 raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
-            return self._client(self._readers[0]).call_apart(message, WireAnswer, timeout_s)
+            to_them = replace(message, readers=self._readers)
+            return self._client(self._readers[0]).call_apart(to_them, WireAnswer, timeout_s)
 
         try:
             return self._again(ask)
-        except (HolderLost, TimeoutError):
+        except HolderLost:
             group = self.model.groups[0]
             cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
             return WireAnswer(message.request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
@@ -510,52 +449,3 @@ def _reconnect(name: str, weights: str | None, passport: Any, gpu: int | None) -
     from .fabric import connect
 
     return connect(name, weights_revision=weights, passport=passport, gpu=gpu)
-
-
-class AsyncSession:
-    """A session for asyncio: the same verbs, awaitable, run in threads of its own."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._threads = ThreadPoolExecutor(8, thread_name_prefix="kvfabric-session")
-
-    async def _run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
-
-    async def publish(self, tokens: Any, objects: ObjectsByGroup, **kwargs: Any) -> Stored:
-        """See :meth:`Session.publish`."""
-        return await self._run(self.session.publish, tokens, objects, **kwargs)
-
-    async def extend(self, tokens: Any, from_token: int, objects: ObjectsByGroup, **kwargs: Any) -> Stored:
-        """See :meth:`Session.extend`."""
-        return await self._run(self.session.extend, tokens, from_token, objects, **kwargs)
-
-    async def begin(self, tokens: Any, wanted: Mapping[str, Iterable[int]], **kwargs: Any) -> Attempt | Stored:
-        """See :meth:`Session.begin`."""
-        return await self._run(self.session.begin, tokens, wanted, **kwargs)
-
-    async def acquire(self, tokens: Any, **kwargs: Any) -> Answer:
-        """See :meth:`Session.acquire`."""
-        return await self._run(self.session.acquire, tokens, **kwargs)
-
-    async def probe(self, tokens: Any, **kwargs: Any) -> Answer:
-        """See :meth:`Session.probe`."""
-        return await self._run(self.session.probe, tokens, **kwargs)
-
-    async def explain(self, tokens: Any, **kwargs: Any) -> Explanation:
-        """See :meth:`Session.explain`."""
-        return await self._run(self.session.explain, tokens, **kwargs)
-
-    async def close(self) -> None:
-        """See :meth:`Session.close`."""
-        await self._run(self.session.close)
-        self._threads.shutdown(wait=False)
-
-
-def copy_into(target: Bytes, array: npt.NDArray[Any], where: str) -> None:
-    """Copy an object's bytes into its slot. Raises FabricError naming it if its size is another."""
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if raw.nbytes != target.nbytes:
-        raise FabricError(f"{where}: {raw.nbytes} bytes given, an object of this group has {target.nbytes}")
-    np.copyto(target, raw)

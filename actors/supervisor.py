@@ -2,11 +2,13 @@
 
 Detached and named, one a fabric. It looks at the cluster once a second, renews the holders' right
 to grant over the mesh, and learns of exits from broken connections, proven by the node's raylet.
+What an earlier supervisor of the same name left running is ended first: its secret died with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
@@ -16,11 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..fabric import wire
-from ..fabric.effects import Send
+from ..fabric.effects import Received, Send
 from ..fabric.identity import weights_digest16
 from ..fabric.kinds import FabricError
-from ..fabric.messages import Member, StatusReply, StatusRequest
+from ..fabric.messages import Birth, Misuse, StatusReply, StatusRequest
 from ..fabric.supervisor import (
+    SUPERVISOR,
+    Answered,
     Exited,
     Life,
     Observed,
@@ -48,6 +52,8 @@ DIRECTORY = "directory:0"
 RECONCILE_S = 1.0
 PING_TIMEOUT_S = 3.0
 STATUS_TIMEOUT_S = 5.0
+TOLD_TIMEOUT_S = 3.0
+WEIGHTS_KNOWN_MAX = 1024
 
 
 def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str:
@@ -69,7 +75,9 @@ class Supervisor:
         config = SupervisorConfig(grant_s=self.spec.grant_s)
         self.core = SupervisorCore(config, time.monotonic(), inherited=False)
         self.core.weights = weights_digest16(self.weights)
-        self.handles_by_address: dict[str, Any] = {}
+        self._lives: dict[tuple[str, int], Any] = {}
+        """Ray handles of every process started and not yet ended, by address and incarnation."""
+        self._checking: set[str] = set()
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = asyncio.Event()
@@ -80,10 +88,24 @@ class Supervisor:
     # --- loop ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Begin reconciling; returns at once."""
-        if self.mesh is None:
-            self.mesh = Mesh("supervisor", self.secret, self._undeliverable)
-            self._spawn(self._loop())
+        """Begin reconciling; returns once what an earlier supervisor left is ended."""
+        if self.mesh is not None:
+            return
+        self.mesh = Mesh(SUPERVISOR, self.secret, self._undeliverable, self._replied)
+        left = await self._in_thread(
+            lambda: ray_api.named_actors(f"{self.fabric}/", but=actor_name(self.fabric, SUPERVISOR))
+        )
+        for handle in left:
+            await self._in_thread(functools.partial(ray_api.kill, handle))
+        self.core.inherited = bool(left)
+        self._spawn(self._renew())
+        self._spawn(self._loop())
+
+    async def _renew(self) -> None:
+        """Renewing does not wait for the cluster's state: a slow answer from Ray takes no right away."""
+        while not self._closing:
+            self._feed(Tick())
+            await asyncio.sleep(RECONCILE_S / 2)
 
     async def _loop(self) -> None:
         while not self._closing:
@@ -97,9 +119,13 @@ class Supervisor:
 
     async def _look(self) -> None:
         nodes = await self._in_thread(ray_api.nodes)
+        if self._closing:
+            return
         self._nodes = {n.node: n for n in nodes}
         self._feed(Observed(tuple(self._wanted(nodes)), frozenset(self._nodes)))
-        self._feed(Tick())
+        for address, process in self.core.processes.items():
+            if process.life is Life.SILENT and process.member is not None:
+                self._ask_for(address, process.member.incarnation)
 
     def _wanted(self, nodes: Iterable[ray_api.Node]) -> Iterable[Wanted]:
         hosts = [n for n in nodes if self._takes(n)]
@@ -136,30 +162,50 @@ class Supervisor:
                 case Start():
                     self._spawn(self._start(effect.wanted))
                 case Stop():
-                    self._spawn(self._stop(effect.address))
+                    self._spawn(self._stop(effect.address, effect.incarnation))
 
     def _undeliverable(self, to: str, record: Any) -> None:
         """A connection broke: ask the node whether the process is gone."""
         del record
         process = self.core.processes.get(to)
-        if process is not None and process.member is not None and process.life is Life.UP and not self._closing:
-            self._spawn(self._check(to, process.member.incarnation))
+        if process is not None and process.member is not None:
+            self._ask_for(to, process.member.incarnation)
+
+    def _replied(self, address: str, reply: Any) -> None:
+        if isinstance(reply, Misuse):
+            logger.warning("%s refused what the supervisor said: %s", address, reply.text)
+        else:
+            self._feed(Received(address, reply))
+
+    def _ask_for(self, address: str, incarnation: int) -> None:
+        if address not in self._checking and not self._closing:
+            self._checking.add(address)
+            self._spawn(self._check(address, incarnation))
 
     async def _check(self, address: str, incarnation: int) -> None:
-        """Whether a process that cannot be reached is dead by the word of a live node, or only silent."""
-        handle = self.handles_by_address.get(address)
-        if handle is None:
-            return
-        proven = False
+        """Whether a process that could not be reached is dead by the word of a live node, or silent, or well."""
         try:
-            await asyncio.wait_for(handle.ping.remote(), PING_TIMEOUT_S)
+            event = await self._seek(address, incarnation)
+        finally:
+            self._checking.discard(address)
+        if self._closing:
             return
-        except TimeoutError:
-            logger.info("%s does not answer", address)
-        except Exception as error:  # noqa: BLE001 - Ray's own families; which one says what is known
-            proven = type(error).__name__ in {"ActorDiedError", "RayActorError"} and self._node_lives(address)
-        self._feed(Exited(address, incarnation, proven))
-        self._spawn(self._look())
+        self._feed(event)
+        if isinstance(event, Exited) and event.proven:
+            await self._look()
+
+    async def _seek(self, address: str, incarnation: int) -> Exited | Answered:
+        handle = self._lives.get((address, incarnation))
+        proven = False
+        if handle is not None:
+            try:
+                await asyncio.wait_for(handle.ping.remote(), PING_TIMEOUT_S)
+                return Answered(address, incarnation)
+            except TimeoutError:
+                logger.info("%s does not answer", address)
+            except Exception as error:  # noqa: BLE001 - Ray's own families; which one says what is known
+                proven = type(error).__name__ in {"ActorDiedError", "RayActorError"} and self._node_lives(address)
+        return Exited(address, incarnation, proven)
 
     def _node_lives(self, address: str) -> bool:
         process = self.core.processes.get(address)
@@ -176,18 +222,29 @@ class Supervisor:
     # --- processes -----------------------------------------------------------------------------
 
     async def _start(self, wanted: Wanted) -> None:
+        key: tuple[str, int] | None = None
         try:
-            member = await asyncio.wait_for(self._start_process(wanted), self.core.config.start_timeout_s)
+            async with asyncio.timeout(self.core.config.start_timeout_s):
+                counter = f"{self.fabric}/{wanted.address}"
+                key = wanted.address, await self._in_thread(lambda: ray_api.next_count(counter))
+                birth = await self._start_process(wanted, key[1])
         except Exception as error:  # noqa: BLE001 - whatever it was, the start failed and is tried again
-            logger.warning("%s did not start: %s", wanted.address, error)
-            self._feed(StartFailed(wanted.address, str(error).splitlines()[0] if str(error) else repr(error)))
+            detail = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+            logger.warning("%s did not start: %s", wanted.address, detail)
+            if key is not None:
+                await self._stop(*key)
+            self._feed(StartFailed(wanted.address, detail))
             return
-        self._feed(Started(member))
+        if self._closing:
+            await self._stop(*key)
+            return
+        self._feed(Started(replace(birth.member, node=wanted.node), birth.clock_s))
         self._started.set()
 
-    async def _start_process(self, wanted: Wanted) -> Member:
-        counter = f"{self.fabric}/{wanted.address}"
-        incarnation = await self._in_thread(lambda: ray_api.next_count(counter))
+    async def _start_process(self, wanted: Wanted, incarnation: int) -> Birth:
+        """Start one life. The one before it is ended first, so that its memory is free."""
+        for key in [key for key in self._lives if key[0] == wanted.address]:
+            await self._stop(*key)
         node = self._nodes.get(wanted.node)
         setup = {
             "fabric": self.fabric,
@@ -204,13 +261,12 @@ class Supervisor:
         cls = Directory if wanted.address == DIRECTORY else Holder
         name = actor_name(self.fabric, wanted.address, incarnation)
         handle = await self._in_thread(lambda: ray_api.start_actor(cls, name, setup, node=wanted.node or None))
-        raw = await handle.start.remote()
-        self.handles_by_address[wanted.address] = handle
-        return replace(wire.decode_plain(Member, raw), node=wanted.node)
+        self._lives[wanted.address, incarnation] = handle
+        return wire.decode_plain(Birth, await handle.start.remote())
 
-    async def _stop(self, address: str) -> None:
+    async def _stop(self, address: str, incarnation: int) -> None:
         """Close, then kill from here: silent, where a process that ends itself is not."""
-        handle = self.handles_by_address.pop(address, None)
+        handle = self._lives.pop((address, incarnation), None)
         if handle is None:
             return
         try:
@@ -228,6 +284,7 @@ class Supervisor:
             processes = self.core.processes
             missing = [a for a, p in processes.items() if p.life is not Life.UP]
             if DIRECTORY in processes and len(processes) > 1 and not missing:
+                await self._told()
                 return ""
             if time.monotonic() >= deadline:
                 why = "; ".join(f"{a}: {d}" for a, d in self.core.failures.items())
@@ -243,11 +300,20 @@ class Supervisor:
     async def describe(self) -> bytes:
         """A FabricInfo record, for a process that connects."""
         members = self.core.members().members
-        return FabricInfo(self.fabric, self.spec, self.weights, self.secret, members, "").encode()
+        return FabricInfo(self.fabric, self.spec, self.weights, members, "").encode()
 
     async def handles(self) -> dict[str, Any]:
-        """The Ray actor handles by address."""
-        return dict(self.handles_by_address)
+        """The Ray actor handles of what is up, by address."""
+        known = ((m.address, self._lives.get((m.address, m.incarnation))) for m in self.core.members().members)
+        return {address: handle for address, handle in known if handle is not None}
+
+    async def _told(self) -> None:
+        """Wait until everyone who is up took what was sent. Who does not in time loses its right to grant."""
+        assert self.mesh is not None
+        up = [m.address for m in self.core.members().members]
+        late = await self.mesh.flushed(up, TOLD_TIMEOUT_S)
+        if late:
+            logger.warning("%s: not told yet: %s", self.fabric, ", ".join(late))
 
     async def status(self) -> str:
         """JSON: every process with what it says of itself."""
@@ -279,25 +345,31 @@ class Supervisor:
         return dict(json.loads(reply.status)) if isinstance(reply, StatusReply) else {"address": address}
 
     async def update_weights(self, revision: str) -> None:
-        """Put a weights revision in force: everything older is unreachable at once."""
-        if revision not in self.known_weights:
-            self.known_weights.append(revision)
+        """Put a weights revision in force: everything older is unreachable once this returns."""
+        self.known_weights = [*[w for w in self.known_weights if w != revision][-WEIGHTS_KNOWN_MAX:], revision]
         self.weights = revision
         retired = [weights_digest16(w) for w in self.known_weights if w != revision]
         self._carry_out(self.core.update_weights(weights_digest16(revision), retired))
+        await self._told()
 
     async def set_bypass(self, on: bool) -> None:
         """Answer recompute to every acquire, or stop doing so."""
         self._carry_out(self.core.set_mode(bypassed=on))
+        await self._told()
 
     async def drain(self, node: str) -> None:
-        """Stop granting on a node."""
-        self._carry_out(self.core.set_mode(drain=node))
+        """Stop granting on a node, named by its Ray id or a prefix of it. Raises FabricError unless it is one node."""
+        found = [known for known in self._nodes if known.startswith(node)] if node else []
+        if len(found) != 1:
+            raise FabricError(f"node: {len(found)} nodes of the cluster have an id that begins with {node!r}")
+        self._carry_out(self.core.set_mode(drain=found[0]))
+        await self._told()
 
     async def shutdown(self) -> None:
-        """End every process but this one."""
+        """End every process but this one: the holders at once, then the directory they speak to."""
         self._closing = True
-        for address in sorted(self.handles_by_address, key=lambda a: a == DIRECTORY):
-            await self._stop(address)
+        for directories in (False, True):
+            keys = [key for key in self._lives if (key[0] == DIRECTORY) is directories]
+            await asyncio.gather(*(self._stop(*key) for key in keys))
         if self.mesh is not None:
             await self.mesh.close()

@@ -3,11 +3,13 @@
 A holder's life here::
 
     wanted -> STARTING -> UP -> (exit proven by a live node) -> wanted
-                             -> SILENT -> (its right to grant ran out) -> wanted
+                        ^    -> SILENT -> (its right to grant ran out) -> ended, wanted
+                        |____________| (it answers again before that)
 
 Silence is no proof: a partitioned node serves on. So a silent holder is replaced only after the
 right to grant that it was last given has run out, and a new supervisor, which cannot know what its
-predecessor granted, waits one whole grant lease before it replaces anyone.
+predecessor granted, waits one whole grant lease before it replaces anyone. A process that fails to
+start, or soon after, is started again at growing intervals.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from .effects import Received, Send, Undeliverable
-from .messages import GrantUntil, HolderGone, Member, Members, SetMode, SetWeights
+from .messages import GrantSeen, GrantUntil, HolderGone, Member, Members, SetMode, SetWeights
 
 SUPERVISOR = "supervisor"
 """The supervisor's address: what it alone may say is taken from no one else."""
@@ -26,12 +28,18 @@ SUPERVISOR = "supervisor"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """Seconds: the right to grant, how often it is renewed, how long a start may take."""
+    """Seconds: the right to grant, how often it is renewed, how long a start may take.
+
+    A process that did not stay up for ``settled_s`` is started again after ``backoff_s``, twice that the
+    next time and so on, at most ``backoff_s_max``.
+    """
 
     grant_s: float = 10.0
     renew_s: float = 1.0
     start_timeout_s: float = 120.0
-    restarts_per_minute_max: int = 30
+    settled_s: float = 10.0
+    backoff_s: float = 1.0
+    backoff_s_max: float = 30.0
 
 
 class Life(StrEnum):
@@ -61,9 +69,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process came up and tells where it listens."""
+    """A process came up and tells where it listens, and its own monotonic clock at that time."""
 
     member: Member
+    clock_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,14 @@ class Exited:
     address: str
     incarnation: int
     proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A silent process answers again: it had not ended."""
+
+    address: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +114,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End a process that is wanted no more."""
+    """End one life of a process: it is wanted no more, or another takes its place."""
 
     address: str
     incarnation: int
 
 
-SupervisorEvent = Observed | Started | Exited | StartFailed | Tick | Received | Undeliverable
+SupervisorEvent = Observed | Started | Exited | Answered | StartFailed | Tick | Received | Undeliverable
 SupervisorEffect = Send | Start | Stop
 
 
@@ -116,6 +133,8 @@ class Process:
     since_s: float
     member: Member | None = None
     granted_until_s: float = 0.0
+    clock_s: float = 0.0
+    """The process's own clock when it last answered."""
 
 
 @dataclass(slots=True)
@@ -132,6 +151,8 @@ class SupervisorCore:
     processes: dict[str, Process] = field(default_factory=dict)
     restarts: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    _unsettled: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """How often in a row a process did not stay up, and when it may be started again."""
     _number: int = 0
     _renewed_s: float = -1e9
     _effects: list[SupervisorEffect] = field(default_factory=list)
@@ -142,14 +163,17 @@ class SupervisorCore:
             case Observed():
                 self._reconcile(event, now)
             case Started():
-                self._started(event.member, now)
+                self._started(event, now)
             case Exited():
                 self._exited(event, now)
+            case Answered():
+                self._answered(event, now)
             case StartFailed():
-                self.failures[event.address] = event.detail
-                self.processes.pop(event.address, None)
+                self._start_failed(event.address, event.detail, now)
             case Tick():
                 self._renew(now)
+            case Received(message=GrantSeen() as message):
+                self._seen(event.sender, message)
             case _:
                 pass
         effects, self._effects = self._effects, []
@@ -161,35 +185,49 @@ class SupervisorCore:
         wanted = {w.address: w for w in seen.wanted}
         for address, process in list(self.processes.items()):
             if address not in wanted and process.life is Life.UP and process.member is not None:
-                node_alive = process.wanted.node in seen.alive_nodes
                 self._effects.append(Stop(address, process.member.incarnation))
-                self._forget(address, proven=node_alive)
+                self._forget(address)
             elif process.life is Life.STARTING and now - process.since_s > self.config.start_timeout_s:
-                self.failures[address] = f"did not start within {self.config.start_timeout_s:.0f} s"
-                del self.processes[address]
+                self._start_failed(address, f"did not start within {self.config.start_timeout_s:.0f} s", now)
+            elif process.life is Life.SILENT and process.member is not None and now >= process.granted_until_s:
+                self._effects.append(Stop(address, process.member.incarnation))
+                self._did_not_settle(process, now)
+                self._forget(address)
+        self._unsettled = {a: kept for a, kept in self._unsettled.items() if a in wanted}
         for address, want in wanted.items():
-            known = self.processes.get(address)
-            if known is None:
-                if self._may_replace(now):
-                    self._begin(want, now)
-            elif known.life is Life.SILENT and now >= known.granted_until_s:
-                self._forget(address, proven=False)
-                self._begin(want, now)
+            if address not in self.processes and self._may_start(address, now):
+                self.processes[address] = Process(want, Life.STARTING, now)
+                self._effects.append(Start(want))
 
-    def _may_replace(self, now: float) -> bool:
+    def _may_start(self, address: str, now: float) -> bool:
         """A supervisor that took over cannot know who may still grant: it waits one grant lease."""
-        return not self.inherited or now - self.started_s >= self.config.grant_s
+        if self.inherited and now - self.started_s < self.config.grant_s:
+            return False
+        return now >= self._unsettled.get(address, (0, 0.0))[1]
 
-    def _begin(self, want: Wanted, now: float) -> None:
-        self.processes[want.address] = Process(want, Life.STARTING, now)
-        self._effects.append(Start(want))
+    def _start_failed(self, address: str, detail: str, now: float) -> None:
+        process = self.processes.pop(address, None)
+        self.failures[address] = detail
+        if process is not None:
+            self._did_not_settle(process, now)
 
-    def _started(self, member: Member, now: float) -> None:
+    def _did_not_settle(self, process: Process, now: float) -> None:
+        """Count a life that ended too soon; one that lasted makes the count start anew."""
+        address, config = process.wanted.address, self.config
+        if process.life is not Life.STARTING and now - process.since_s >= config.settled_s:
+            self._unsettled.pop(address, None)
+            return
+        times = self._unsettled.get(address, (0, 0.0))[0]
+        wait_s = 0.0 if times == 0 and process.life is Life.UP else config.backoff_s * 2 ** min(times, 16)
+        self._unsettled[address] = (times + 1, now + min(wait_s, config.backoff_s_max))
+
+    def _started(self, event: Started, now: float) -> None:
+        member = event.member
         known = self.processes.get(member.address)
         if known is not None and known.member is not None and known.member.incarnation > member.incarnation:
             return
         wanted = known.wanted if known is not None else Wanted(member.address, member.node, member.shards)
-        self.processes[member.address] = Process(wanted, Life.UP, now, member)
+        self.processes[member.address] = Process(wanted, Life.UP, now, member, clock_s=event.clock_s)
         self.failures.pop(member.address, None)
         self._tell_all()
         self._grant(self.processes[member.address], now)
@@ -202,11 +240,23 @@ class SupervisorCore:
             return
         self.restarts += 1
         if event.proven:
-            self._forget(event.address, proven=True)
+            self._did_not_settle(process, now)
+            self._effects.append(Stop(event.address, event.incarnation))
+            self._forget(event.address)
         elif process.life is Life.UP:
-            process.life, process.since_s = Life.SILENT, now
+            process.life = Life.SILENT
 
-    def _forget(self, address: str, *, proven: bool) -> None:
+    def _answered(self, event: Answered, now: float) -> None:
+        """It only was slow or cut off for a while: nobody took its place, so it goes on as it was."""
+        process = self.processes.get(event.address)
+        if process is None or process.member is None or process.member.incarnation != event.incarnation:
+            return
+        if process.life is Life.SILENT:
+            process.life = Life.UP
+            self._tell_all()
+            self._grant(process, now)
+
+    def _forget(self, address: str) -> None:
         process = self.processes.pop(address)
         if process.member is None:
             return
@@ -240,7 +290,13 @@ class SupervisorCore:
     def _grant(self, process: Process, now: float) -> None:
         assert process.member is not None
         process.granted_until_s = now + self.config.grant_s
-        self._effects.append(Send(process.member.address, GrantUntil(process.member.incarnation, self.config.grant_s)))
+        grant = GrantUntil(process.member.incarnation, self.config.grant_s, process.clock_s)
+        self._effects.append(Send(process.member.address, grant))
+
+    def _seen(self, address: str, message: GrantSeen) -> None:
+        process = self.processes.get(address)
+        if process is not None and process.member is not None and process.member.incarnation == message.incarnation:
+            process.clock_s = max(process.clock_s, message.clock_s)
 
     def update_weights(self, weights: bytes, retired: Iterable[bytes]) -> list[SupervisorEffect]:
         """Put a weights revision in force on every holder."""

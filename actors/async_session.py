@@ -1,0 +1,55 @@
+"""The session for asyncio: the same verbs, awaitable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ..fabric.explanation import Explanation
+from .attempt import Attempt, Stored
+from .session import Answer, ObjectsByGroup, Session
+
+T = TypeVar("T")
+
+
+class AsyncSession:
+    """A session for asyncio: the same verbs, awaitable, run in threads of its own."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="kvfabric-session")
+
+    async def _run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+
+    async def publish(self, tokens: Any, objects: ObjectsByGroup, **kwargs: Any) -> Stored:
+        """See :meth:`Session.publish`."""
+        return await self._run(self.session.publish, tokens, objects, **kwargs)
+
+    async def extend(self, tokens: Any, from_token: int, objects: ObjectsByGroup, **kwargs: Any) -> Stored:
+        """See :meth:`Session.extend`."""
+        return await self._run(self.session.extend, tokens, from_token, objects, **kwargs)
+
+    async def begin(self, tokens: Any, wanted: Mapping[str, Iterable[int]], **kwargs: Any) -> Attempt | Stored:
+        """See :meth:`Session.begin`."""
+        return await self._run(self.session.begin, tokens, wanted, **kwargs)
+
+    async def acquire(self, tokens: Any, **kwargs: Any) -> Answer:
+        """See :meth:`Session.acquire`."""
+        return await self._run(self.session.acquire, tokens, **kwargs)
+
+    async def probe(self, tokens: Any, **kwargs: Any) -> Answer:
+        """See :meth:`Session.probe`."""
+        return await self._run(self.session.probe, tokens, **kwargs)
+
+    async def explain(self, tokens: Any, **kwargs: Any) -> Explanation:
+        """See :meth:`Session.explain`."""
+        return await self._run(self.session.explain, tokens, **kwargs)
+
+    async def close(self) -> None:
+        """See :meth:`Session.close`."""
+        await self._run(self.session.close)
+        self._threads.shutdown(wait=False)

@@ -1,0 +1,101 @@
+"""A write attempt in a writer's hands: slots mapped for writing until commit or abort.
+
+    begun = session.begin(tokens, {"kv": [0, 1]})      # an Attempt, or a Stored with the reason
+    begun.view("kv", 0)[:] = ...                       # in place, in shared memory
+    begun.commit()                                     # digested here, visible at once
+
+After a commit the views stay readable; after an abort, or for an attempt that was taken away, they
+are private memory of this process: a copy still under way ends harmlessly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..fabric.kinds import FabricError, Reason
+from ..fabric.messages import Done, StoreAbort, StoreBegun, StoreCommit, StoreQuiet
+from ..fabric.model import ModelSpec
+from ..transport.digest import checksum
+from ..transport.memfd import WritableSlots
+from .client import HolderClient, HolderLost, request_id
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a publish: visible, or why not and in which group."""
+
+    refused: Reason | None = None
+    group: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.refused is None
+
+
+class Attempt:
+    """An open write attempt: its slots are writable, by this process only, until commit or abort.
+
+    Dropping it without either quarantines its slots until this process's connection ends.
+    """
+
+    def __init__(self, model: ModelSpec, client: HolderClient, begun: StoreBegun, lengths: Mapping[str, int]) -> None:
+        self._client = client
+        self._number = begun.attempt
+        self._order: list[tuple[str, int, int]] = []
+        self._lengths = lengths
+        for run in begun.slots:
+            name = model.groups[run.group].name
+            slots = np.frombuffer(run.slots, dtype="<u4").tolist()
+            self._order.extend((name, index, slot) for index, slot in zip(run.indices, slots, strict=True))
+        self._slots = {(group, index): slot for group, index, slot in self._order}
+        self._writable: WritableSlots | None = None
+        if self._order:
+            self._writable = client.writable(begun.attempt, [slot for _, _, slot in self._order])
+
+    def __contains__(self, key: tuple[str, int]) -> bool:
+        """Whether (group, index) is to be written: what was there already is not."""
+        return key in self._slots
+
+    def view(self, group: str, index: int) -> Bytes:
+        """The slot to write one object to: uint8 of shape (block_bytes,). Raises KeyError for another."""
+        if self._writable is None:
+            raise KeyError(f"{group}[{index}]: this attempt writes nothing")
+        return self._writable.view(self._slots[group, index])[: self._lengths[group]]
+
+    def commit(self) -> Stored:
+        """Digest what was written and make it visible; a late or outdated attempt is refused."""
+        sums = []
+        if self._writable is not None:
+            self._writable.seal()
+            for group, _, slot in self._order:
+                sums.append(checksum(self._writable.view(slot)[: self._lengths[group]]))
+        try:
+            done = self._client.call(StoreCommit(request_id(), self._number, b"".join(sums)), Done)
+        except HolderLost:
+            return Stored(Reason.HOLDER_LOST)
+        return Stored(done.refused)
+
+    def abort(self) -> None:
+        """Give up: the slots are cut off from this process first, so they are quiet at once."""
+        if self._writable is not None:
+            self._writable.revoke()
+        try:
+            self._client.call(StoreAbort(request_id(), self._number), Done)
+            self._client.call(StoreQuiet(request_id(), self._number), Done)
+        except HolderLost:
+            return
+
+
+def copy_into(target: Bytes, array: npt.NDArray[Any], where: str) -> None:
+    """Copy an object's bytes into its slot. Raises FabricError naming it if its size is another."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if raw.nbytes != target.nbytes:
+        raise FabricError(f"{where}: {raw.nbytes} bytes given, an object of this group has {target.nbytes}")
+    np.copyto(target, raw)
