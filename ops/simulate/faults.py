@@ -9,6 +9,7 @@ from ...fabric.effects import DiskState
 from ...fabric.kinds import Reason
 from ...fabric.lifecycle import State
 from .clients import Client
+from .world import DIRECTORY
 
 if TYPE_CHECKING:
     from .world import Life, World
@@ -67,29 +68,23 @@ class Faults:
         life = self._some_life()
         if life is not None:
             self.world.end_life(life)
-            self.world.queue.after(self.rng.uniform(0.1, 1.5), self._restart, life)
-
-    def _restart(self, life: Life) -> None:
-        if self.world.lives.get(life.name) is life:
-            self.world.replace(life.name)
+            self.world.queue.after(
+                self.rng.uniform(0.05, 1.0), lambda: self.world.exited(life.name, life.incarnation, proven=True)
+            )
 
     def pause_holder(self) -> None:
         """A holder freezes. Short, or so long that it is replaced and wakes as a zombie."""
         life = self._some_life()
-        if life is None:
-            return
-        life.paused = True
-        if self.rng.random() < 0.5:
-            self.world.queue.after(self.rng.uniform(0.1, 2.5), self.wake, life)
-            return
-        silence = max(0.0, life.right_until_s - self.world.queue.now)
-        self.world.queue.after(silence + self.rng.uniform(0.01, 1.0), self._replace_silent, life)
-        self.world.queue.after(silence + self.rng.uniform(0.5, 6.0), self.wake, life)
+        if life is not None:
+            life.paused = True
+            self._suspect(life)
+            self.world.queue.after(self.rng.choice((0.5, 2.0, 8.0)) * self.rng.uniform(0.5, 1.5), self.wake, life)
 
-    def _replace_silent(self, life: Life) -> None:
-        """Replaced only if its right to grant ran out."""
-        if self.world.lives.get(life.name) is life and self.world.queue.now > life.right_until_s:
-            self.world.replace(life.name)
+    def _suspect(self, life: Life) -> None:
+        """The supervisor's driver finds that a process does not answer."""
+        self.world.queue.after(
+            self.rng.uniform(0.3, 1.5), lambda: self.world.exited(life.name, life.incarnation, proven=False)
+        )
 
     def wake(self, life: Life) -> None:
         """A frozen process goes on with everything that piled up for it."""
@@ -97,14 +92,6 @@ class Faults:
         waiting, life.inbox = life.inbox, []
         for event in waiting:
             self.world.feed(life, event)
-        if life in self.world.zombies:
-            self.world.queue.after(self.rng.uniform(0.5, 5.0), self.bury, life)
-
-    def bury(self, life: Life) -> None:
-        """A zombie notices at last, or is killed."""
-        if life in self.world.zombies:
-            self.world.zombies.remove(life)
-            self.world.end_life(life)
 
     def crash_client(self) -> None:
         clients = list(self.world.clients.values())
@@ -114,21 +101,24 @@ class Faults:
             self.world.queue.after(self.rng.uniform(0.1, 1.0), self.start_client, client.node)
 
     def restart_directory(self) -> None:
-        self.world.directory = None
-        self.world.queue.after(self.rng.uniform(0.1, 2.0), self.directory_back)
-
-    def directory_back(self) -> None:
-        if self.world.directory is None:
-            self.world.start_directory()
+        world = self.world
+        if world.directory is not None:
+            epoch, world.directory = world.epoch, None
+            world.queue.after(self.rng.uniform(0.1, 2.0), lambda: world.exited(DIRECTORY, epoch, proven=True))
 
     # --- network -------------------------------------------------------------------------------
 
     def partition(self) -> None:
-        places = [*self.world.nodes, "d"]
-        one, other = self.rng.sample(places, 2)
+        """Two places lose each other for a while: nodes, the directory's or the supervisor's."""
+        world = self.world
+        one, other = self.rng.sample([*world.nodes, "d", "s"], 2)
         pair = frozenset((one, other))
-        self.world.cut.add(pair)
-        self.world.queue.after(self.rng.uniform(0.2, 4.0), self.world.cut.discard, pair)
+        world.cut.add(pair)
+        if "s" in pair:
+            for life in world.lives.values():
+                if life.node in pair:
+                    self._suspect(life)
+        world.queue.after(self.rng.choice((0.5, 2.0, 8.0)) * self.rng.uniform(0.5, 1.5), world.cut.discard, pair)
 
     # --- bytes ---------------------------------------------------------------------------------
 
@@ -170,9 +160,7 @@ class Faults:
         world = self.world
         if len(world.weights) >= WEIGHTS_MAX or world.queue.now < 8.0:
             return
-        world.weights.append(f"w{len(world.weights) + 1}")
-        for life in list(world.lives.values()):
-            world.tell_weights(life)
+        world.update_weights()
         for client in world.clients.values():
             world.queue.after(self.rng.uniform(0.0, 2.0), self._adopt, client, world.weights[-1])
 

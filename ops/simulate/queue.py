@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 TRACE_KEPT = 3000
+NOISE = ("Heartbeat", "EventsSeen", "GrantUntil", "GrantAsk", "Tick")
+"""Records and events that say that time goes by, and nothing else."""
 
 
 class Queue:
@@ -45,6 +47,8 @@ class Trace:
         """The last events of those concerned (all, where none are named), oldest first."""
         picked: list[str] = []
         for at_s, who, what, detail in reversed(self._notes):
+            if type(detail).__name__ in NOISE:
+                continue
             text = "" if detail is None else brief(detail)
             line = f"{at_s:9.4f} {who:<22} {what} {text}".rstrip()
             if not about or any(word in line for word in about):

@@ -106,20 +106,17 @@ class Run:
         world = self.world
         world.calm = True
         world.cut.clear()
-        self.faults.directory_back()
         for life in [*world.lives.values(), *world.zombies]:
             life.machine.calm = True
             if life.paused:
                 self.faults.wake(life)
-        for name, life in list(world.lives.items()):
-            if not life.alive:
-                world.replace(name)
+        for name in world.lives:
             self.faults.disk_up(name)
-        self._until(world.queue.now + 5.0)
+        self._until(world.queue.now + 12.0)
         for client in list(world.clients.values()):
             client.die()
         for life in list(world.zombies):
-            self.faults.bury(life)
+            world.bury(life)
         self._until(world.queue.now + REST_S)
         if world.failure is None:
             self._at_rest()
@@ -170,20 +167,39 @@ class Run:
         world = self.world
         assert world.directory is not None
         told = {
-            (holder, group, shard, digest, entry.in_memory, entry.revision, entry.version)
+            (
+                holder,
+                group,
+                shard,
+                digest,
+                entry.in_memory,
+                entry.revision,
+                entry.version if entry.in_memory else bytes(8),
+            )
             for (group, shard), table in world.directory.index.items()
             for digest, holders in table.items()
             for holder, entry in holders.items()
         }
         true = {
-            (life.name, group, shard, digest[:16], _in_memory(obj), obj.revision, obj.version.to_bytes(8, "little"))
+            (
+                life.name,
+                group,
+                shard,
+                digest[:16],
+                _in_memory(obj),
+                obj.revision,
+                obj.version.to_bytes(8, "little") if _in_memory(obj) else bytes(8),
+            )
             for life in world.lives.values()
             for (group, shard), table in life.core.ctx.books.table.items()
             for digest, obj in table.items()
         }
         if told != true:
-            odd = sorted({entry[0] for entry in told ^ true})
-            world.fail("convergence", f"directory: {len(told ^ true)} entries differ, of {odd}", *odd)
+            first = min(told ^ true, key=lambda entry: (entry[3], entry[0]))
+            detail = (
+                f"{len(told ^ true)} entries differ; told only {_named(told - true)}, true only {_named(true - told)}"
+            )
+            world.fail("convergence", f"directory: {detail}", first[0], first[3][:4].hex())
 
     def _answers_all(self) -> None:
         """At rest, a look-up at any node finds what is there, however it is spread."""
@@ -235,6 +251,14 @@ class Run:
                         continue
                     there.setdefault((group, shard), {}).setdefault(index, set()).add(obj.revision)
         return there
+
+
+def _named(entries: set[tuple[str, int, int, bytes, bool, int, bytes]]) -> list[str]:
+    """The first few entries of a directory, in one word each."""
+    return [
+        f"{holder}:{group}/{shard}:{digest[:4].hex()}:{'memory' if in_memory else 'tier'}:r{revision}:v{version[0]}"
+        for holder, group, shard, digest, in_memory, revision, version in sorted(entries)[:4]
+    ]
 
 
 def _in_memory(obj: Obj) -> bool:

@@ -32,7 +32,19 @@ from ...fabric.effects import (
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
 from ...fabric.invariants import check
-from ...fabric.messages import GrantUntil, HolderGone, SetWeights
+from ...fabric.messages import GrantUntil, Member, Members
+from ...fabric.supervisor import (
+    SUPERVISOR,
+    Exited,
+    Observed,
+    Start,
+    Started,
+    SupervisorConfig,
+    SupervisorCore,
+    SupervisorEffect,
+    SupervisorEvent,
+    Wanted,
+)
 from .judge import Content, Judge
 from .laws import Laws
 from .machine import Disk, Machine
@@ -46,7 +58,8 @@ CHECK_ALL_EVERY = 100
 WIRE_EVERY = 8
 """One message in so many goes through bytes and back; frozen records are shared otherwise."""
 RIGHT_S = 4.0
-RIGHT_EVERY_S = 1.3
+LOOK_EVERY_S = 0.7
+DIRECTORY = "directory:0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +138,22 @@ class World:
         """Leases in the hands of each client."""
         self.wrong_reads = 0
         self.failure: Failure | None = None
+        config = SupervisorConfig(grant_s=RIGHT_S, start_timeout_s=30.0, unasked=False)
+        self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16("w1"))
         self.laws = Laws(self)
 
     # --- beginning -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the directory, every holder and the supervisor's renewals."""
-        self.start_directory()
-        for name in self.holders:
-            self.start_holder(name)
-        self.queue.after(RIGHT_EVERY_S, self._renew_rights)
+        """Let the supervisor look: it starts the directory and every holder."""
+        self._look()
 
     def config(self, name: str) -> HolderConfig:
         node, shards = self.holders[name]
         return HolderConfig(
             holder=name,
             node=node,
+            supervisor=SUPERVISOR,
             shards=shards,
             verify_always=self.verify_always,
             request_timeout_s=0.5,
@@ -157,6 +170,7 @@ class World:
             event_batches_kept=8,
             dump_objects_max=16,
             lease_s_max=20.0,
+            graph_check_s=3.0,
         )
 
     def start_holder(self, name: str) -> None:
@@ -189,13 +203,11 @@ class World:
         self.trace.note(self.queue.now, str(life), "starts")
         effects = core.start(self.local(node), disk.found())
         self.perform(life, effects)
-        self.tell_weights(life)
-        self._grant_right(life)
         self.schedule_tick(life)
 
     def start_directory(self) -> None:
         self.epoch += 1
-        self.directory = DirectoryCore("directory:0", self.model, self.epoch)
+        self.directory = DirectoryCore(DIRECTORY, self.model, self.epoch)
         self._perform_directory(self.directory.start(self.lives))
 
     @property
@@ -322,11 +334,14 @@ class World:
                 if target is not None and target.alive:
                     self.feed(target, Received(sender, message))
                     return
-            elif to == "directory:0":
+            elif to == DIRECTORY:
                 if self.directory is not None:
                     self._to_directory(sender, message)
                     return
             else:
+                self.steps += 1
+                self.trace.note(self.queue.now, SUPERVISOR, "got", message)
+                self.tell_supervisor(Received(sender, message))
                 return
         if life is not None and self.rng.random() < 0.7:
             self.queue.after(self.rng.uniform(0.001, 0.1), self.feed, life, Undeliverable(to, message))
@@ -336,7 +351,7 @@ class World:
         if self.failure is not None:
             return
         self.steps += 1
-        self.trace.note(self.queue.now, "directory:0", "got", message)
+        self.trace.note(self.queue.now, DIRECTORY, "got", message)
         self.laws.before_directory(self.directory, message)
         try:
             effects = self.directory.handle(Received(sender, message), self.queue.now)
@@ -349,7 +364,7 @@ class World:
     def _perform_directory(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                self.transmit("directory:0", "d", effect.to, effect.message)
+                self.transmit(DIRECTORY, "d", effect.to, effect.message)
 
     def _to_client(self, life: Life | None, to: str, message: Any) -> None:
         client = self.clients.get(to)
@@ -359,31 +374,55 @@ class World:
 
     # --- supervisor ----------------------------------------------------------------------------
 
-    def _renew_rights(self) -> None:
-        for life in list(self.lives.values()):
-            if life.alive and not life.paused:
-                self._grant_right(life)
-        self.queue.after(RIGHT_EVERY_S, self._renew_rights)
+    def _look(self) -> None:
+        """The supervisor's driver looks at the cluster, again and again."""
+        wanted = [
+            Wanted(DIRECTORY, "d"),
+            *(Wanted(name, node, shards) for name, (node, shards) in self.holders.items()),
+        ]
+        self.tell_supervisor(Observed(tuple(wanted), frozenset(("d", *self.nodes))))
+        self.queue.after(LOOK_EVERY_S, self._look)
 
-    def _grant_right(self, life: Life) -> None:
-        life.right_until_s = self.queue.now + RIGHT_S
-        self.transmit("supervisor", "s", life.name, GrantUntil(life.incarnation, RIGHT_S))
+    def tell_supervisor(self, event: SupervisorEvent) -> None:
+        if self.failure is None:
+            self.order(self.supervisor.handle(event, self.queue.now))
 
-    def tell_weights(self, life: Life) -> None:
-        """Tell one life which weights are in force until it knows."""
-        if not life.alive or self.lives.get(life.name) is not life:
-            return
-        digests = tuple(weights_digest16(w) for w in self.weights)
-        if life.core.ctx.weights == digests[-1] and life.core.ctx.retired == set(digests[:-1]):
-            return
-        self.transmit("supervisor", "s", life.name, SetWeights(digests[-1], digests[:-1]))
-        self.queue.after(0.7, self.tell_weights, life)
+    def order(self, effects: list[SupervisorEffect]) -> None:
+        """What the supervisor wants: records sent, processes started."""
+        for effect in effects:
+            if isinstance(effect, Start):
+                self.queue.after(self.rng.uniform(0.05, 0.5), self._start, effect.wanted.address)
+            elif isinstance(effect, Send) and not isinstance(effect.message, Members):
+                if isinstance(effect.message, GrantUntil):
+                    self.lives[effect.to].right_until_s = self.queue.now + RIGHT_S
+                self.transmit(SUPERVISOR, "s", effect.to, effect.message)
 
-    def announce_gone(self, name: str, incarnation: int) -> None:
-        gone = HolderGone(name, incarnation)
-        for to in ["directory:0", *self.lives]:
-            if to != name:
-                self.transmit("supervisor", "s", to, gone)
+    def _start(self, address: str) -> None:
+        if address == DIRECTORY:
+            self.start_directory()
+            member = Member(DIRECTORY, self.epoch, "d", "d", "", "", ())
+        else:
+            old = self.lives.get(address)
+            if old is not None and old.alive:
+                self.zombies.append(old)
+                self.queue.after(self.rng.uniform(0.5, 6.0), self.bury, old)
+            self.start_holder(address)
+            node, shards = self.holders[address]
+            member = Member(address, self.incarnations[address], node, node, "", "", shards)
+        self.tell_supervisor(Started(member))
+
+    def exited(self, address: str, incarnation: int, *, proven: bool) -> None:
+        """A driver reports a process that is gone, or only silent."""
+        life = self.lives.get(address)
+        silent = life is not None and (life.paused or not self.reachable("s", life.node))
+        if proven or (silent and life is not None and life.incarnation == incarnation):
+            self.tell_supervisor(Exited(address, incarnation, proven))
+
+    def update_weights(self) -> None:
+        """A new weights revision comes into force; every holder will know."""
+        self.weights.append(f"w{len(self.weights) + 1}")
+        digests = [weights_digest16(w) for w in self.weights]
+        self.order(self.supervisor.update_weights(digests[-1], digests[:-1]))
 
     # --- lives end -----------------------------------------------------------------------------
 
@@ -397,13 +436,11 @@ class World:
             if client is not None:
                 client.closed(life)
 
-    def replace(self, name: str) -> None:
-        """The supervisor brings a fresh incarnation, after the old one's right to grant ran out."""
-        old = self.lives[name]
-        if old.alive:
-            self.zombies.append(old)
-        self.announce_gone(name, old.incarnation)
-        self.start_holder(name)
+    def bury(self, life: Life) -> None:
+        """A zombie notices at last that it was replaced, or is killed."""
+        if life in self.zombies:
+            self.zombies.remove(life)
+            self.end_life(life)
 
     def close_client(self, client: Client) -> None:
         """A client's process ends: every holder it was connected to learns that it writes no more."""
