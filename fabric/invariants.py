@@ -191,6 +191,7 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
         found.append(Violation("nothing_is_lost", detail))
 
     claims, pins = _claims(core)
+    counted = books.pins.tolist()
     for (group, shard), pool in books.pools.items():
         owned = evictable = 0
         for slot in range(pool.first, pool.first + pool.slots):
@@ -198,13 +199,13 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
             if obj is None:
                 continue
             owned += 1
-            if obj.evictable:
+            if obj.visible and obj.state is State.SEALED and not counted[slot]:
                 evictable += 1
             if obj.slot != slot:
                 report(f"slot {slot} is owned by an object at slot {obj.slot}")
-            if obj.pins != pins.get(slot, 0):
-                report(f"slot {slot} ({obj.state}): {obj.pins} pins, {pins.get(slot, 0)} are owed")
-            if not _owed(books.table[group, shard], claims, obj):
+            if counted[slot] != pins.get(slot, 0):
+                report(f"slot {slot} ({obj.state}): {counted[slot]} pins, {pins.get(slot, 0)} are owed")
+            if not _owed(books.table[group, shard], claims, obj, pinned=counted[slot] > 0):
                 report(f"slot {slot} is {obj.state} and nobody's")
         free = set(pool.free)
         if len(free) != len(pool.free):
@@ -218,13 +219,13 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
     return found
 
 
-def _owed(table: dict[bytes, Obj], claims: set[int], obj: Obj) -> bool:
+def _owed(table: dict[bytes, Obj], claims: set[int], obj: Obj, *, pinned: bool) -> bool:
     """Whether somebody will one day free or use this object's slot."""
     match obj.state:
         case State.SEALED | State.DEMOTING:
             return table.get(obj.digest) is obj
         case State.EVICTING:
-            return obj.pins > 0
+            return pinned
         case _:
             return id(obj) in claims
 

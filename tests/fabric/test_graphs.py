@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from .one_holder import OneHolder
 
 from kvfabric.fabric.effects import PeerClosed
 from kvfabric.fabric.invariants import accounting, check
 from kvfabric.fabric.kinds import Reason
 from kvfabric.fabric.messages import Drop, GraphIdle, GraphRegister, LeaseGrant, Objects, Release
 from kvfabric.fabric.model import ModelSpec
+
+from .one_holder import OneHolder
 
 MODEL = ModelSpec.load(
     {
