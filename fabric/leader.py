@@ -70,6 +70,8 @@ class AcquireOp:
     granted: dict[str, PartGranted] = field(default_factory=dict)
     plans: list[PartPlan] = field(default_factory=list)
     checked: set[str] = field(default_factory=set)
+    heard: set[str] = field(default_factory=set)
+    """Holders that answered at all: only of these is anything present."""
     moved: dict[int, int] = field(default_factory=dict)
     sources: set[str] = field(default_factory=set)
     refusal: Reason | None = None
@@ -253,6 +255,8 @@ class Leader:
             return
         if not op.directory_asked and found.tokens < self._best(op):
             self._ask_directory(op)  # what was here proved wrong: others may have it
+            return
+        if found.status in (Status.PARTIAL_HIT, Status.INVALID) and self._ask_the_unheard(op):
             return
         if not found.tokens:
             self._finish(op, 0)
@@ -513,14 +517,31 @@ class Leader:
             )
         self._time_out(op, self._sources_silent)
 
+    def _ask_the_unheard(self, op: AcquireOp) -> bool:
+        """Ask for a sign of life from everyone who is said to have anything; False if all gave one."""
+        incarnations = {column.holder: column.incarnation for column in op.view.columns.values()}
+        unheard = set(incarnations) - set(op.request.readers) - op.heard - op.view.unreachable
+        op.asked = unheard
+        for holder in sorted(unheard):
+            revisions = (None,) * len(self.ctx.model.groups)
+            abis = op.request.abis
+            self.ctx.send(
+                holder,
+                PinRequest(op.op, incarnations[holder], op.request.prompt, (), revisions, abis, True, False, 0.0),
+            )
+        if unheard:
+            self._time_out(op, self._sources_silent)
+        return bool(unheard)
+
     def pin_reply(self, peer: str, message: PinReply) -> bool:
         """The reply to a dry pin; False if it is none of this desk's."""
         op = self.ops.get(message.op)
-        if op is None or not op.looking:
+        if op is None or not (op.looking or peer in op.asked):
             return False
         if peer in op.asked:
             op.asked.discard(peer)
             op.checked.add(peer)
+            op.heard.add(peer)
             if message.refused is Reason.HOLDER_LOST:
                 op.view.unreachable.add(peer)
             elif message.refused is not None:
