@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .actors.async_session import AsyncSession
     from .actors.attempt import Attempt, Stored
     from .actors.fabric import Fabric, connect, connect_async, launch
+    from .actors.graph import Graph
     from .actors.lease import Lease, LeaseRefused
     from .actors.session import Answer, Session
     from .actors.spec import FabricSpec
@@ -32,6 +33,7 @@ _WHERE = {
     "Cause": "fabric.kinds",
     "Explanation": "fabric.explanation",
     "Fabric": "actors.fabric",
+    "Graph": "actors.graph",
     "FabricError": "fabric.kinds",
     "FabricSpec": "actors.spec",
     "GroupSpec": "fabric.model",
@@ -60,6 +62,7 @@ __all__ = [
     "Fabric",
     "FabricError",
     "FabricSpec",
+    "Graph",
     "GroupSpec",
     "Lease",
     "LeaseRefused",

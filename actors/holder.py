@@ -61,7 +61,7 @@ from ..fabric.messages import (
     WriteSlots,
 )
 from ..transport.control_socket import Reply
-from ..transport.digest import checksum
+from ..transport.digest import checksum, copy_and_checksum
 from ..transport.link import Link, LinkError, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory
 from .links import start_links
@@ -222,6 +222,10 @@ class Holder(Service):
     # --- transfers -----------------------------------------------------------------------------
 
     async def _transfer(self, effect: StartTransfer) -> None:
+        if effect.source == self.address:
+            moved = await self._in_thread(lambda: self._copy_here(effect))
+            self._feed(TransferDone(effect.token, moved))
+            return
         pairs = [Pair(p.source_slot, p.slot, p.length) for p in effect.pairs]
         left = max(effect.deadline_s - time.monotonic(), 0.0)
         try:
@@ -244,6 +248,17 @@ class Holder(Service):
         tokens = [r.token for r in landed if r.token is not None]
         if tokens:
             await self._until_quiet(effect.token, LinkKind(kind), tokens)
+
+    def _copy_here(self, effect: StartTransfer) -> tuple[Moved, ...]:
+        """In a thread: from slot to slot of this arena."""
+        arena = self.memory.arena
+        return tuple(
+            Moved(
+                p.slot,
+                copy_and_checksum(arena.payload(p.slot)[: p.length], arena.payload(p.source_slot)[: p.length]),
+            )
+            for p in effect.pairs
+        )
 
     def _moved_nothing(self, effect: StartTransfer, fault: TransferFault) -> None:
         self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, fault) for p in effect.pairs)))

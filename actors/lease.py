@@ -99,7 +99,7 @@ class Lease:
 
     def __init__(self, model: ModelSpec, grant: LeaseGrant, clients: Mapping[str, HolderClient], node: str) -> None:
         self._model = model
-        self._grant = grant
+        self.grant = grant
         self._clients = dict(clients)
         self._node = node
         self._released = False
@@ -110,7 +110,7 @@ class Lease:
     @property
     def tokens(self) -> int:
         """Tokens the lease covers: the position to resume at."""
-        return self._grant.tokens
+        return self.grant.tokens
 
     @property
     def fence(self) -> int:
@@ -120,11 +120,11 @@ class Lease:
     @property
     def fences(self) -> dict[str, int]:
         """The fence of each holder (one a group of ranks)."""
-        return {part.holder: part.fence for part in self._grant.parts}
+        return {part.holder: part.fence for part in self.grant.parts}
 
     @property
     def _leader_part(self) -> LeasePart:
-        return next(part for part in self._grant.parts if part.holder == self._grant.leader)
+        return next(part for part in self.grant.parts if part.holder == self.grant.leader)
 
     # --- checking ------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Lease:
         """
         if self._released:
             return Reason.LEASE_EXPIRED
-        grant = self._grant
+        grant = self.grant
         parts = []
         for part in grant.parts:
             client = self._clients[part.holder]
@@ -160,7 +160,7 @@ class Lease:
         """Extend to ``lease_s`` from now; why not, if not."""
         try:
             client = self._leader()
-            reply = client.call(Renew(request_id(), self._grant.lease, lease_s), Renewed)
+            reply = client.call(Renew(request_id(), self.grant.lease, lease_s), Renewed)
         except HolderLost:
             return Reason.HOLDER_LOST
         if reply.refused is None:
@@ -173,10 +173,10 @@ class Lease:
             return
         self._released = True
         with contextlib.suppress(HolderLost):  # a holder that is gone keeps no pins
-            self._leader().call(Release(request_id(), self._grant.lease, reused_tokens), Done)
+            self._leader().call(Release(request_id(), self.grant.lease, reused_tokens), Done)
 
     def _leader(self) -> HolderClient:
-        return self._clients[self._grant.leader]
+        return self._clients[self.grant.leader]
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +188,7 @@ class Lease:
 
     def token(self) -> bytes:
         """Bytes with which another process of this node can open the lease. They grant access: keep them private."""
-        members = [wire.encode_plain(self._clients[part.holder].member) for part in self._grant.parts]
+        members = [wire.encode_plain(self._clients[part.holder].member) for part in self.grant.parts]
         return bytes(
             msgpack.packb(
                 [
@@ -196,7 +196,7 @@ class Lease:
                     host_identity(),
                     self._node,
                     self.deadline_s,
-                    wire.encode_plain(self._grant),
+                    wire.encode_plain(self.grant),
                     members,
                     self._model.model_dump_json(),
                 ]

@@ -36,6 +36,7 @@ from ..fabric.passport import Abi, AbiPassport
 from ..fabric.planner import View
 from .attempt import Attempt, Stored, copy_into
 from .client import HolderClient, HolderLost, request_id
+from .graph import Graph
 from .info import FabricInfo
 from .lease import Lease
 
@@ -314,6 +315,13 @@ class Session:
             raise FabricError(f"shard: {shard} is not within 0..{self.model.shards - 1}")
         return self._readers[shard]
 
+    def register_graph(self, lease: Lease) -> Graph | Stored:
+        """Register a lease's slots, as they are baked into a graph being captured.
+
+        A refusal says that a slot is not resident any more: capture is not allowed.
+        """
+        return Graph.register(lease.grant, {part.holder: self._client(part.holder) for part in lease.grant.parts})
+
     # --- asking --------------------------------------------------------------------------------
 
     def acquire(
@@ -324,7 +332,7 @@ class Session:
         wait_s: float | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
-        graph: bool = False,
+        graph: Graph | bool = False,
         min_tokens: int = 0,
         **key: Any,
     ) -> Answer:
@@ -333,6 +341,9 @@ class Session:
         ``wait_s``: how long to wait for room and recovery; None waits for recovery but not for
         room, 0 for nothing. Less than ``min_tokens`` binds no lease. Never raises for what may
         happen to a cache: without a usable prefix the answer is a recompute with its cause.
+
+        ``graph``: a registered graph, whose slots the lease will lie in and freeze until it is
+        released; True freezes them wherever they lie.
         """
         if not 0 < lease_s <= self._info.spec.lease_s_max:
             raise FabricError(f"lease_s: {lease_s} is not within 0..{self._info.spec.lease_s_max}")
@@ -341,10 +352,12 @@ class Session:
             lease_s=lease_s,
             wait_s=wait_s,
             min_tokens=min_tokens,
-            graph=graph,
+            graph=graph is not False,
             priority=priority,
             deadline_s=deadline_s,
         )
+        if isinstance(graph, Graph):
+            message = replace(message, graphs=tuple(graph.numbers.items()))
         return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0)))
 
     def probe(self, tokens: Any, **key: Any) -> Answer:
@@ -396,7 +409,10 @@ class Session:
             if "" in self._readers:
                 raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
             to_them = replace(message, readers=self._readers)
-            return self._client(self._readers[0]).call_apart(to_them, WireAnswer, timeout_s)
+            leader = self._client(self._readers[0])
+            if message.graph:  # its connection's end is the proof that this process replays no graph any more
+                return leader.call(to_them, WireAnswer, timeout_s)
+            return leader.call_apart(to_them, WireAnswer, timeout_s)
 
         try:
             return self._again(ask)

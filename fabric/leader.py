@@ -389,7 +389,7 @@ class Leader:
                     tuple(plan.local),
                     tuple(plan.fetches),
                     expires_s,
-                    op.request.graph_number,
+                    dict(op.request.graphs).get(plan.holder, 0),
                 ),
             )
 

@@ -229,8 +229,9 @@ class Acquire:
     priority: int = 0
     deadline_s: float | None = None
     explain: bool = False
-    graph_number: int = 0
-    """A registered graph whose slots the lease must lie in; 0: a graph lease freezes slots where they lie."""
+    graphs: tuple[tuple[str, int], ...] = ()
+    """A registered graph's number at each holder: the slots the lease must lie in. Empty: it freezes
+    slots where they lie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_another_prompt_is_brought_to_the_very_slots_of_the_graph(world: OneHold
     expected = contents(world, elsewhere)
     assert slots_of(elsewhere) != slots_of(capture), "the control: without the graph Q lies elsewhere"
     world.ask(Release(world.name(), elsewhere.lease, None))
-    grant = world.granted(Q, graph=True, graph_number=graph)
+    grant = world.granted(Q, graph=True, graphs=(("n0", graph),))
     assert slots_of(grant) == slots_of(capture)
     assert contents(world, grant) == expected
     assert check(world.core) == []
@@ -69,7 +69,7 @@ def test_another_prompt_is_brought_to_the_very_slots_of_the_graph(world: OneHold
 
 def test_addresses_and_contents_stand_while_stores_and_evictions_run_beside(world: OneHolder) -> None:
     graph, _ = captured(world)
-    grant = world.granted(P, graph=True, graph_number=graph)
+    grant = world.granted(P, graph=True, graphs=(("n0", graph),))
     before = contents(world, grant)
     for seed in range(3, 20):
         world.store(range(1000 * seed, 1000 * seed + 17), seed=seed)
@@ -80,7 +80,7 @@ def test_addresses_and_contents_stand_while_stores_and_evictions_run_beside(worl
 
 def test_what_would_free_a_frozen_slot_is_refused(world: OneHolder) -> None:
     graph, _ = captured(world)
-    grant = world.granted(P, graph=True, graph_number=graph)
+    grant = world.granted(P, graph=True, graphs=(("n0", graph),))
     drop = Drop(world.name(), (Objects(0, 0, (0,), world.keys(P).keys(4)[:32]),))
     assert world.ask(drop).refused is Reason.GRAPH_FROZEN
     world.ask(Release(world.name(), grant.lease, None))
@@ -91,12 +91,12 @@ def test_what_would_free_a_frozen_slot_is_refused(world: OneHolder) -> None:
 def test_a_graph_lease_is_refused_while_another_lease_holds_a_slot_it_needs(world: OneHolder) -> None:
     graph, _ = captured(world)
     other = world.granted(P)
-    answer = world.acquire(Q, graph=True, graph_number=graph)
+    answer = world.acquire(Q, graph=True, graphs=(("n0", graph),))
     assert answer.grant is None
     assert answer.cause is not None
     assert answer.cause.reason is Reason.PINNED
     world.ask(Release(world.name(), other.lease, None))
-    assert world.acquire(Q, graph=True, graph_number=graph).grant is not None
+    assert world.acquire(Q, graph=True, graphs=(("n0", graph),)).grant is not None
 
 
 def test_registration_refuses_a_slot_that_is_no_longer_resident(world: OneHolder) -> None:
@@ -112,7 +112,7 @@ def test_registration_refuses_a_slot_that_is_no_longer_resident(world: OneHolder
 @pytest.mark.parametrize("proof", ["idle", "dead"])
 def test_an_expired_graph_lease_keeps_its_slots_until_its_process_is_idle_or_dead(world: OneHolder, proof: str) -> None:
     graph, _ = captured(world)
-    world.granted(P, graph=True, graph_number=graph, lease_s=5.0)
+    world.granted(P, graph=True, graphs=(("n0", graph),), lease_s=5.0)
     world.granted(Q, lease_s=5.0)
     world.pass_time(60.0)
     assert accounting(world.core).pins == 6, "only the graph's four blocks and two window blocks"
@@ -126,13 +126,13 @@ def test_an_expired_graph_lease_keeps_its_slots_until_its_process_is_idle_or_dea
 
 def test_a_living_graph_lease_survives_the_word_idle(world: OneHolder) -> None:
     graph, _ = captured(world)
-    world.granted(P, graph=True, graph_number=graph)
+    world.granted(P, graph=True, graphs=(("n0", graph),))
     world.ask(GraphIdle(world.name(), graph, drop=False))
     assert accounting(world.core).pins == 6
 
 
 def test_a_graph_that_is_not_registered_gets_no_lease(world: OneHolder) -> None:
-    answer = world.acquire(P, graph=True, graph_number=99)
+    answer = world.acquire(P, graph=True, graphs=(("n0", 99),))
     assert answer.grant is None
     assert answer.cause is not None
     assert answer.cause.reason is Reason.GRAPH_FROZEN
