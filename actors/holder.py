@@ -170,7 +170,8 @@ class Holder(Service):
 
     def reply_to_peer(self, record: Any) -> bytes:
         if isinstance(record, GrantUntil):
-            return wire.encode(GrantSeen(self.incarnation, time.monotonic()))
+            known = (self.core.weights_number, self.core.mode_number)
+            return wire.encode(GrantSeen(self.incarnation, time.monotonic(), *known))
         return b""
 
     def undelivered(self, to: str, record: Any) -> None:

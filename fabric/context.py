@@ -33,7 +33,8 @@ class HolderConfig:
     """Bounds and time-outs of one holder. ``shards``: the ranks whose bytes lie here.
 
     ``limits``: byte limits per kind and tenant; ``restores_max`` and ``restore_bytes_max``: what may
-    be restored from a tier at a time; ``ageing_s``: how long one step of priority is worth in line.
+    be restored from a tier at a time; ``ageing_s``: how long one step of priority is worth in line;
+    ``graph_check_s``: how often an expired graph share asks whether it is still leased.
     """
 
     holder: str
@@ -60,6 +61,7 @@ class HolderConfig:
     event_batches_kept: int = 64
     dump_objects_max: int = 4096
     lease_s_max: float = 3600.0
+    graph_check_s: float = 10.0
     restore_bytes_per_s: float = 1e9
     grants_always: bool = False
     """Without a supervisor (a library inside one process) the right to grant never ends."""

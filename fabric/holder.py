@@ -46,6 +46,7 @@ from .messages import (
     MateColumns,
     MateLookup,
     PartAbort,
+    PartCheck,
     PartGrant,
     PartGranted,
     PartOpen,
@@ -89,6 +90,8 @@ class HolderCore:
         self.leader = Leader(self.ctx)
         self.events = EventDesk(self.ctx)
         self.graphs.release = self.leader.release
+        self.weights_number = 0
+        self.mode_number = 0
         self._renewals: dict[str, tuple[str, Renew, dict[str, PartRenewed | None]]] = {}
         self._routes: dict[type, Any] = {
             Acquire: self.leader.start,
@@ -112,6 +115,7 @@ class HolderCore:
             PartAbort: lambda _, m: self.parts.let_go(m.op),
             PartRenew: self._part_renew,
             PartRenewed: self._part_renewed,
+            PartCheck: self._part_check,
             PartRelease: lambda _, m: self.leader.release(m.lease),
             PinRequest: self.pins.request,
             PinReply: self._pin_reply,
@@ -284,7 +288,9 @@ class HolderCore:
         refusals = [Reason.HOLDER_LOST if r is None else r.refused for r in replies.values()]
         refused = next((r for r in refusals if r is not None), None)
         if refused is not None:
-            self.leader.release(message.lease)
+            record = self.ctx.leases.live.get(message.lease)
+            if record is not None and not record.graph:
+                self.leader.release(message.lease)
             self.ctx.send(client, Renewed(message.request, refused, 0.0))
             return
         lease_s = min(message.lease_s, self.ctx.config.lease_s_max)
@@ -300,10 +306,16 @@ class HolderCore:
         self.ctx.send(client, Done(message.request, None, ""))
 
     def _mate_gone(self, message: HolderGone) -> None:
-        """A holder died: a lease that it shared is over on every rank."""
+        """A holder died: a lease that it shared is over on every rank, but for what a graph may still read."""
         for record in list(self.ctx.leases.live.values()):
-            if any(holder == message.holder for holder, _ in record.mates):
+            shared = record.leader == message.holder or any(holder == message.holder for holder, _ in record.mates)
+            if shared and not record.graph:
                 self.leader.release(record.lease)
+
+    def _part_check(self, peer: str, message: PartCheck) -> None:
+        """A mate wonders whether its graph share is still leased."""
+        if not self.leader.leads(peer, message.lease):
+            self.ctx.send(peer, PartRelease(message.lease))
 
     # --- supervisor ----------------------------------------------------------------------------
 
@@ -318,6 +330,9 @@ class HolderCore:
     def _set_weights(self, message: SetWeights) -> None:
         """New weights: what was begun or leased under older ones is refused from here on."""
         ctx = self.ctx
+        if message.number < self.weights_number:
+            return
+        self.weights_number = message.number
         ctx.weights = message.weights
         ctx.retired = set(message.retired)
         ctx.arena.set_weights(message.weights)
@@ -327,5 +342,8 @@ class HolderCore:
                     ctx.books.make_first_out(obj)
 
     def _set_mode(self, message: SetMode) -> None:
+        if message.number < self.mode_number:
+            return
+        self.mode_number = message.number
         self.ctx.draining = message.draining
         self.ctx.bypassed = message.bypassed

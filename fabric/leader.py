@@ -395,9 +395,11 @@ class Leader:
 
     def part_reply(self, peer: str, message: PartReply) -> None:
         op = self.ops.get(message.op)
-        if op is None or op.phase == DONE or peer in op.replies:
+        if op is None or op.phase == DONE:
             if message.refused is None:
                 self.ctx.send(peer, PartAbort(message.op))
+            return
+        if peer in op.replies:
             return
         op.replies[peer] = message
         for group, moved in message.moved_bytes:
@@ -408,7 +410,7 @@ class Leader:
             for plan in op.plans:
                 self.ctx.send(
                     plan.holder,
-                    PartGrant(op.op, min(op.request.lease_s, self.ctx.config.lease_s_max), op.request.graph),
+                    PartGrant(op.op, min(op.request.lease_s, self.ctx.config.lease_s_max), op.request.graph, op.client),
                 )
             self._time_out(op, self._parts_silent)
             return
@@ -462,7 +464,8 @@ class Leader:
     def part_granted(self, peer: str, message: PartGranted) -> None:
         op = self.ops.get(message.op)
         if op is None or op.phase == DONE or peer in op.granted:
-            if message.refused is None:
+            known = op is not None and peer in op.granted and op.granted[peer].lease == message.lease
+            if message.refused is None and not known and not self.leads(peer, message.lease):
                 self.ctx.send(peer, PartRelease(message.lease))
             return
         op.granted[peer] = message
@@ -477,7 +480,6 @@ class Leader:
         record = self.ctx.leases.live.get(own.lease)
         if record is not None:
             record.mates = tuple((h, g.lease) for h, g in op.granted.items() if h != self.ctx.config.holder)
-            record.client = op.client
         parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
         deadline_s = min(g.deadline_s for g in op.granted.values())
         grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, deadline_s, self.ctx.weights, tuple(parts))
@@ -704,6 +706,12 @@ class Leader:
         self.ctx.send(op.client, answer)
 
     # --- leases of several holders -------------------------------------------------------------
+
+    def leads(self, mate: str, lease: int) -> bool:
+        """Whether a mate's share belongs to a live lease of this leader's, or may yet come to."""
+        if any((mate, lease) in record.mates for record in self.ctx.leases.live.values()):
+            return True
+        return any(mate in op.replies for op in self.ops.values())
 
     def release(self, lease: int) -> None:
         """End a lease here and on its other ranks' holders."""

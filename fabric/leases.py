@@ -33,7 +33,10 @@ def grace_s(lease_s: float) -> float:
 
 @dataclass(slots=True)
 class LeaseRecord:
-    """One holder's share of a granted lease. ``mates``: (holder, lease) of the other shares."""
+    """One holder's share of a granted lease.
+
+    ``leader``: who decides over it; ``mates``, at the leader: (holder, lease) of the other shares.
+    """
 
     lease: int
     fence: int
@@ -45,6 +48,7 @@ class LeaseRecord:
     tenant: str
     graph: bool = False
     graph_number: int = 0
+    leader: str = ""
     mates: tuple[tuple[str, int], ...] = ()
 
 
@@ -60,6 +64,7 @@ class LeaseBook:
         self,
         proof: Proof,
         *,
+        leader: str,
         client: str,
         now: float,
         lease_s: float,
@@ -75,7 +80,17 @@ class LeaseBook:
             if graph:
                 self._books.freeze(run.slots, 1)
         record = LeaseRecord(
-            self.fence, self.fence, proof, client, now + lease_s, lease_s, weights, tenant, graph, graph_number
+            lease=self.fence,
+            fence=self.fence,
+            proof=proof,
+            client=client,
+            deadline_s=now + lease_s,
+            lease_s=lease_s,
+            weights=weights,
+            tenant=tenant,
+            graph=graph,
+            graph_number=graph_number,
+            leader=leader,
         )
         self.live[record.lease] = record
         return record

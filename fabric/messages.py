@@ -420,11 +420,15 @@ class PartReply:
 @record(24)
 @dataclass(frozen=True, slots=True)
 class PartGrant:
-    """Turn a ready share into a lease record. ``graph``: its slots freeze until released."""
+    """Turn a ready share into a lease record. ``graph``: its slots freeze until released.
+
+    ``client``: who will read under it; when its process is gone, a graph lease of its is over.
+    """
 
     op: str
     lease_s: float
     graph: bool
+    client: str = ""
 
 
 @record(25)
@@ -471,6 +475,14 @@ class PartRenewed:
 @dataclass(frozen=True, slots=True)
 class PartRelease:
     """End a share."""
+
+    lease: int
+
+
+@record(34)
+@dataclass(frozen=True, slots=True)
+class PartCheck:
+    """Is this expired graph share still leased? If not, its leader answers with a release."""
 
     lease: int
 
@@ -659,28 +671,35 @@ class GrantUntil:
 @record(53)
 @dataclass(frozen=True, slots=True)
 class GrantSeen:
-    """The reply to GrantUntil: the holder's monotonic clock now."""
+    """The reply to GrantUntil: the holder's monotonic clock now, and the weights and mode it knows of."""
 
     incarnation: int
     clock_s: float
+    weights_number: int = 0
+    mode_number: int = 0
 
 
 @record(51)
 @dataclass(frozen=True, slots=True)
 class SetWeights:
-    """A weights revision is in force (16-byte digest); every other known one is retired."""
+    """A weights revision is in force (16-byte digest); every other known one is retired.
+
+    ``number`` only grows: an earlier one that arrives late changes nothing.
+    """
 
     weights: bytes
     retired: tuple[bytes, ...]
+    number: int = 0
 
 
 @record(52)
 @dataclass(frozen=True, slots=True)
 class SetMode:
-    """Draining: stop granting. Bypassed: answer recompute to every acquire."""
+    """Draining: stop granting. Bypassed: answer recompute to every acquire. ``number`` only grows."""
 
     draining: bool
     bypassed: bool
+    number: int = 0
 
 
 # --- clients and drivers: what the processes around the cores say --------------------------------

@@ -28,6 +28,7 @@ from .messages import (
     Column,
     Fetch,
     Objects,
+    PartCheck,
     PartGrant,
     PartGranted,
     PartOpen,
@@ -597,7 +598,8 @@ class PartDesk:
             return
         record = ctx.leases.grant(
             part.proof,
-            client=leader,
+            leader=leader,
+            client=message.client,
             now=ctx.now,
             lease_s=message.lease_s,
             weights=ctx.weights,
@@ -621,7 +623,8 @@ class PartDesk:
     def _watch(self, record: LeaseRecord) -> None:
         """End the lease once its grace is over; a renewed one is looked at again then.
 
-        An expired graph lease ends only by release: its process may replay the graph at any time.
+        An expired graph lease ends only by release, or with its reader's process, which may replay the
+        graph at any time. Its leader is asked now and then, so that no lost release keeps it for ever.
         """
         ctx = self.ctx
         due_s = record.deadline_s + grace_s(record.lease_s)
@@ -631,7 +634,11 @@ class PartDesk:
                 return
             if ctx.now < record.deadline_s + grace_s(record.lease_s):
                 self._watch(record)
-            elif not record.graph:
+            elif record.graph:
+                if record.leader != ctx.config.holder:
+                    ctx.send(record.leader, PartCheck(record.lease))
+                ctx.wake_at(ctx.now + ctx.config.graph_check_s, over)
+            else:
                 ctx.counters["leases_expired"] += 1
                 ctx.leases.end(record.lease)
 

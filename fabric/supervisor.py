@@ -139,7 +139,11 @@ class Process:
 
 @dataclass(slots=True)
 class SupervisorCore:
-    """All decisions about the fabric's processes. ``directory`` is the directory's address."""
+    """All decisions about the fabric's processes.
+
+    ``incarnation``: above that of every earlier supervisor of this fabric, so that what it tells
+    holders is numbered above all that those said.
+    """
 
     config: SupervisorConfig
     started_s: float
@@ -151,6 +155,9 @@ class SupervisorCore:
     processes: dict[str, Process] = field(default_factory=dict)
     restarts: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    incarnation: int = 0
+    _weights_number: int = 0
+    _mode_number: int = 0
     _unsettled: dict[str, tuple[int, float]] = field(default_factory=dict)
     """How often in a row a process did not stay up, and when it may be started again."""
     _number: int = 0
@@ -231,8 +238,8 @@ class SupervisorCore:
         self.failures.pop(member.address, None)
         self._tell_all()
         self._grant(self.processes[member.address], now)
-        self._effects.append(Send(member.address, SetWeights(self.weights, self.retired)))
-        self._effects.append(Send(member.address, SetMode(member.node in self.draining, self.bypassed)))
+        self._effects.append(Send(member.address, self._set_weights()))
+        self._effects.append(Send(member.address, self._set_mode(member.node)))
 
     def _exited(self, event: Exited, now: float) -> None:
         process = self.processes.get(event.address)
@@ -294,14 +301,30 @@ class SupervisorCore:
         self._effects.append(Send(process.member.address, grant))
 
     def _seen(self, address: str, message: GrantSeen) -> None:
+        """A process answered: its clock, and what it has not been told yet, or was and never got."""
         process = self.processes.get(address)
-        if process is not None and process.member is not None and process.member.incarnation == message.incarnation:
-            process.clock_s = max(process.clock_s, message.clock_s)
+        if process is None or process.member is None or process.member.incarnation != message.incarnation:
+            return
+        process.clock_s = max(process.clock_s, message.clock_s)
+        if message.weights_number != self._numbered(self._weights_number):
+            self._effects.append(Send(address, self._set_weights()))
+        if message.mode_number != self._numbered(self._mode_number):
+            self._effects.append(Send(address, self._set_mode(process.member.node)))
+
+    def _numbered(self, count: int) -> int:
+        return self.incarnation << 32 | count
+
+    def _set_weights(self) -> SetWeights:
+        return SetWeights(self.weights, self.retired, self._numbered(self._weights_number))
+
+    def _set_mode(self, node: str) -> SetMode:
+        return SetMode(node in self.draining, self.bypassed, self._numbered(self._mode_number))
 
     def update_weights(self, weights: bytes, retired: Iterable[bytes]) -> list[SupervisorEffect]:
         """Put a weights revision in force on every holder."""
         self.weights, self.retired = weights, tuple(retired)
-        return [Send(a, SetWeights(self.weights, self.retired)) for a in self._up()]
+        self._weights_number += 1
+        return [Send(a, self._set_weights()) for a in self._up()]
 
     def set_mode(self, *, bypassed: bool | None = None, drain: str | None = None) -> list[SupervisorEffect]:
         """Bypass the whole fabric or not; drain one node."""
@@ -309,8 +332,9 @@ class SupervisorCore:
             self.bypassed = bypassed
         if drain is not None:
             self.draining.add(drain)
+        self._mode_number += 1
         return [
-            Send(p.member.address, SetMode(p.member.node in self.draining, self.bypassed))
+            Send(p.member.address, self._set_mode(p.member.node))
             for p in self.processes.values()
             if p.member is not None
         ]
