@@ -1,7 +1,8 @@
 """An embedded Ray cluster on this machine: for a laptop, the demo and the tests.
 
-Its own temporary directory and ports, ended by the process that started it and with it: Ray's fate
-sharing ends every process within seconds of a kill -9 of this one.
+Its own temporary folder and ports, ended by the process that started it and with it: Ray's fate sharing
+ends every process within seconds of a kill -9 of this one, and a sweeper (:mod:`.sweeper`) sees to it that
+neither processes nor the folder stay behind.
 """
 
 from __future__ import annotations
@@ -9,56 +10,79 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..transport.nixl_settings import nixl_environment
-from . import ray_api
+from . import ray_api, sweeper
 
 OBJECT_STORE_BYTES = 80 << 20
+SWEEP_TIMEOUT_S = 20.0
 
 
 class EmbeddedCluster:
-    """A running embedded cluster; this process is connected to it as a driver."""
+    """A running embedded cluster; this process is connected to it as a driver.
 
-    def __init__(self, cluster: Any, directory: str, node_ids: list[str]) -> None:
-        self._cluster = cluster
-        self._directory = directory
-        self.node_ids = node_ids
+    A process has one at a time, as it has one connection to Ray; the fabrics launched on it share it
+    (``users``), and the last one that is shut down ends it.
+    """
+
+    current: EmbeddedCluster | None = None
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.node_ids: list[str] = []
+        self._cluster: Any = None
+        self._restore: Mapping[str, str | None] = {}
+        self._folder = tempfile.mkdtemp(prefix="kvf-", dir="/tmp")
+        self._sweeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", sweeper.__file__, self._folder],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C is not meant for it
+        )
         atexit.register(self.close)
 
     @classmethod
     def start(cls, nodes: int) -> EmbeddedCluster:
         """Start ``nodes`` nodes and connect. Must run on the main thread (Ray installs a signal handler)."""
-        directory = tempfile.mkdtemp(prefix="kvf-", dir="/tmp")
-        Path(directory, "ray").mkdir()
-        for variable, value in {**ray_api.environment(directory), **nixl_environment()}.items():
-            os.environ.setdefault(variable, value)
-        os.environ["RAY_TMPDIR"] = directory
-        with _signals_kept(), ray_api.quiet():
+        made = cls()
+        try:
+            made._start(nodes)
+        except BaseException:
+            made.close()
+            raise
+        EmbeddedCluster.current = made
+        return made
+
+    def _start(self, nodes: int) -> None:
+        Path(self._folder, "ray").mkdir()
+        wanted = {**nixl_environment(), **ray_api.environment()}
+        wanted = {k: v for k, v in wanted.items() if k not in os.environ} | {"RAY_TMPDIR": self._folder}
+        self._restore = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        with _marked(self._folder), _signals_kept(), ray_api.quiet():
             from ray.cluster_utils import Cluster
 
-            head = {
-                "num_cpus": 2,
-                "object_store_memory": OBJECT_STORE_BYTES,
-                "include_dashboard": False,
-                "resources": {"kvfabric_node_0": 1},
-            }
-            cluster = Cluster(initialize_head=True, head_node_args=head)
-            for number in range(1, nodes):
-                cluster.add_node(
+            self._cluster = Cluster()
+            for number in range(nodes):
+                self._cluster.add_node(
                     num_cpus=2,
                     object_store_memory=OBJECT_STORE_BYTES,
                     resources={f"kvfabric_node_{number}": 1},
-                    wait=False,
+                    **({"include_dashboard": False} if number == 0 else {"wait": False}),
                 )
-            cluster.wait_for_nodes()
+            self._cluster.wait_for_nodes()
             ray_api.ray().init(
-                address=cluster.address,
+                address=self._cluster.address,
                 namespace=ray_api.NAMESPACE,
                 log_to_driver=False,
                 logging_level="CRITICAL",
@@ -69,22 +93,45 @@ class EmbeddedCluster:
             for name in n.resources
             if name.startswith("kvfabric_node_")
         }
-        return cls(cluster, directory, [order[i] for i in sorted(order)])
+        self.node_ids = [order[i] for i in sorted(order)]
 
     def close(self) -> None:
-        """Disconnect and end every process of the cluster. Idempotent."""
-        cluster, self._cluster = self._cluster, None
-        if cluster is None:
-            return
+        """Disconnect, end every process of the cluster, remove its folder. Idempotent."""
+        if EmbeddedCluster.current is self:
+            EmbeddedCluster.current = None
         atexit.unregister(self.close)
-        with ray_api.quiet(), contextlib.suppress(OSError):
-            ray_api.ray().shutdown()
-            cluster.shutdown()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._sweeper.stdin is None or self._sweeper.stdin.closed:
+            return
+        try:
+            with ray_api.quiet(), contextlib.suppress(OSError):
+                if self._cluster is not None:
+                    ray_api.ray().shutdown()
+                    self._cluster.shutdown()
+        finally:
+            with contextlib.suppress(BrokenPipeError):  # somebody killed it
+                self._sweeper.stdin.write(b"shut down")
+                self._sweeper.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on without us
+                self._sweeper.wait(SWEEP_TIMEOUT_S)
+            for name, value in self._restore.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Any:
+def _marked(folder: str) -> Iterator[None]:
+    """Processes started meanwhile bear the cluster's mark; those that a user starts later do not."""
+    os.environ[sweeper.MARK] = folder
+    try:
+        yield
+    finally:
+        del os.environ[sweeper.MARK]
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
     """Ray replaces the SIGTERM handler; a user's own is put back."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..fabric.kinds import FabricError
+from ..fabric.kinds import FabricError, SpecError
 from ..fabric.model import ModelSpec
 from ..fabric.passport import AbiPassport
 from . import ray_api
@@ -20,6 +23,9 @@ from .session import Session
 from .spec import FabricSpec
 from .supervisor import DIRECTORY, Supervisor, actor_name
 
+logger = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 READY_TIMEOUT_S = 120.0
 
 
@@ -86,20 +92,47 @@ class Fabric:
         ray_api.call(self._supervisor.drain.remote(node))
 
     def shutdown(self) -> None:
-        """End the fabric's processes, and the embedded cluster if there is one. Idempotent."""
-        if self._supervisor is not None:
-            ray_api.call(self._supervisor.shutdown.remote())
-            ray_api.kill(self._supervisor)
-            self._supervisor = None
-        if self._embedded is not None:
-            self._embedded.close()
-            self._embedded = None
+        """End the fabric's processes, and the embedded cluster with the last fabric on it. Idempotent."""
+        supervisor, self._supervisor = self._supervisor, None
+        embedded, self._embedded = self._embedded, None
+        try:
+            if supervisor is not None:
+                _end(self.name, supervisor)
+        finally:
+            if embedded is not None:
+                embedded.users -= 1
+                if not embedded.users:
+                    embedded.close()
+
+    def tell_link_problems(self) -> None:
+        """Say once, where a user sees it, which way of moving bytes could not start, and why."""
+        seen: dict[str, str] = {}
+        for holder in self.status()["holders"]:
+            seen.update(holder.get("link_problems", {}))
+        for link, problem in sorted(seen.items()):
+            logger.warning("fabric %s: link %s is not used: %s", self.name, link, problem)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.shutdown()
+
+
+def _connect_ray() -> None:
+    with ray_api.quiet():
+        ray_api.ray().init(address="auto", namespace=ray_api.NAMESPACE, log_to_driver=False)
+
+
+def _end(name: str, supervisor: Any) -> None:
+    """End a fabric's processes by its supervisor; without one, each of those it left."""
+    try:
+        ray_api.call(supervisor.shutdown.remote())
+    except ray_api.Unavailable as error:
+        logger.warning("fabric %s: its supervisor is gone (%s); what it left is ended", name, error)
+    with contextlib.suppress(ray_api.Unavailable):  # then the cluster is gone, and they with it
+        for handle in ray_api.named_actors(f"{name}/", but=""):
+            ray_api.kill(handle)
 
 
 def launch(
@@ -116,13 +149,16 @@ def launch(
     spec, FabricError if the fabric is not up within ``timeout_s`` or runs another spec.
     """
     wanted = FabricSpec.load(spec)
-    embedded = None
+    if not NAME.fullmatch(name):
+        raise SpecError(f"name: {name!r} is not one to 64 letters, digits, '.', '_' and '-'")
+    embedded = EmbeddedCluster.current
     if not ray_api.is_initialized():
         if os.environ.get("RAY_ADDRESS"):
-            with ray_api.quiet():
-                ray_api.ray().init(address="auto", namespace=ray_api.NAMESPACE, log_to_driver=False)
+            _connect_ray()
         else:
             embedded = EmbeddedCluster.start(nodes)
+    if embedded is not None:
+        embedded.users += 1
     try:
         supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
         if supervisor is None:
@@ -137,10 +173,13 @@ def launch(
             raise FabricError(
                 f"fabric {name!r} runs already with the model {running.model.name!r}: choose another name, or shut it down"
             )
+        fabric.tell_link_problems()
         return fabric
     except BaseException:
         if embedded is not None:
-            embedded.close()
+            embedded.users -= 1
+            if not embedded.users:
+                embedded.close()
         raise
 
 
@@ -159,8 +198,7 @@ def connect(
     if not ray_api.is_initialized():
         if not os.environ.get("RAY_ADDRESS"):
             raise FabricError(f"connect({name!r}): this process is not connected to Ray; call ray.init or launch first")
-        with ray_api.quiet():
-            ray_api.ray().init(address="auto", namespace=ray_api.NAMESPACE, log_to_driver=False)
+        _connect_ray()
     node = ray_api.my_node()
 
     def resolve() -> FabricInfo:

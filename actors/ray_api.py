@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -169,11 +168,10 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def environment(directory: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What an embedded cluster's processes need set before their first import."""
     return {
-        "RAY_TMPDIR": directory,
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
+        "RAY_AUTH_MODE": "disabled",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
