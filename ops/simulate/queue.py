@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 TRACE_KEPT = 3000
-NOISE = ("Heartbeat", "EventsSeen", "GrantUntil", "GrantAsk", "Tick")
+NOISE = ("Heartbeat", "EventsSeen", "GrantUntil", "GrantSeen", "Tick")
 """Records and events that say that time goes by, and nothing else."""
 
 

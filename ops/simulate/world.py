@@ -32,19 +32,22 @@ from ...fabric.effects import (
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
 from ...fabric.invariants import check
-from ...fabric.messages import GrantUntil, Member, Members
+from ...fabric.messages import GrantSeen, GrantUntil, Member, Members
 from ...fabric.supervisor import (
     SUPERVISOR,
+    Answered,
     Exited,
     Observed,
     Start,
     Started,
+    Stop,
     SupervisorConfig,
     SupervisorCore,
     SupervisorEffect,
     SupervisorEvent,
     Wanted,
 )
+from ...fabric.supervisor import Tick as SupervisorTick
 from .judge import Content, Judge
 from .laws import Laws
 from .machine import Disk, Machine
@@ -138,7 +141,9 @@ class World:
         """Leases in the hands of each client."""
         self.wrong_reads = 0
         self.failure: Failure | None = None
-        config = SupervisorConfig(grant_s=RIGHT_S, start_timeout_s=30.0, unasked=False)
+        config = SupervisorConfig(
+            grant_s=RIGHT_S, renew_s=1.0, start_timeout_s=30.0, settled_s=2.0, backoff_s=0.2, backoff_s_max=1.0
+        )
         self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16("w1"))
         self.laws = Laws(self)
 
@@ -153,7 +158,6 @@ class World:
         return HolderConfig(
             holder=name,
             node=node,
-            supervisor=SUPERVISOR,
             shards=shards,
             verify_always=self.verify_always,
             request_timeout_s=0.5,
@@ -243,6 +247,8 @@ class World:
             self.fail("protocol", f"{life}: {type(error).__name__}: {error}", life.name)
             return
         self.laws.after(life, event, effects)
+        if isinstance(event, Received) and isinstance(event.message, GrantUntil):
+            self._answer_right(life, event.message)
         self.perform(life, effects)
         self.check(life)
         if self.steps % CHECK_ALL_EVERY == 0:
@@ -381,6 +387,7 @@ class World:
             *(Wanted(name, node, shards) for name, (node, shards) in self.holders.items()),
         ]
         self.tell_supervisor(Observed(tuple(wanted), frozenset(("d", *self.nodes))))
+        self.tell_supervisor(SupervisorTick())
         self.queue.after(LOOK_EVERY_S, self._look)
 
     def tell_supervisor(self, event: SupervisorEvent) -> None:
@@ -390,17 +397,20 @@ class World:
     def order(self, effects: list[SupervisorEffect]) -> None:
         """What the supervisor wants: records sent, processes started."""
         for effect in effects:
-            if isinstance(effect, Start):
+            if isinstance(effect, Stop):
+                self._stop(effect)
+            elif isinstance(effect, Start):
                 self.queue.after(self.rng.uniform(0.05, 0.5), self._start, effect.wanted.address)
             elif isinstance(effect, Send) and not isinstance(effect.message, Members):
-                if isinstance(effect.message, GrantUntil):
-                    self.lives[effect.to].right_until_s = self.queue.now + RIGHT_S
+                life = self.lives.get(effect.to)
+                if isinstance(effect.message, GrantUntil) and life is not None:
+                    life.right_until_s = self.queue.now + RIGHT_S
                 self.transmit(SUPERVISOR, "s", effect.to, effect.message)
 
     def _start(self, address: str) -> None:
         if address == DIRECTORY:
             self.start_directory()
-            member = Member(DIRECTORY, self.epoch, "d", "d", "", "", ())
+            member, clock_s = Member(DIRECTORY, self.epoch, "d", "d", "", "", ()), self.queue.now
         else:
             old = self.lives.get(address)
             if old is not None and old.alive:
@@ -409,14 +419,45 @@ class World:
             self.start_holder(address)
             node, shards = self.holders[address]
             member = Member(address, self.incarnations[address], node, node, "", "", shards)
-        self.tell_supervisor(Started(member))
+            clock_s = self.local(node)
+        self.tell_supervisor(Started(member, clock_s))
+
+    def _stop(self, effect: Stop) -> None:
+        """End a replaced life: soon, where its node can be reached and listens; else it lives on as a zombie."""
+        life = self.lives.get(effect.address)
+        if life is not None and life.alive and life.incarnation == effect.incarnation and self.rng.random() < 0.3:
+            self.queue.after(self.rng.uniform(0.01, 0.3), self._kill, life)
+
+    def _kill(self, life: Life) -> None:
+        if life.alive and not life.paused and self.reachable("s", life.node):
+            self.end_life(life)
+
+    def _answer_right(self, life: Life, right: GrantUntil) -> None:
+        """The driver's reply to a right: this life's clock, and what it knows of weights and mode."""
+        core = life.core
+        seen = GrantSeen(life.incarnation, self.local(life.node), core.weights_number, core.mode_number)
+        if right.incarnation == life.incarnation:
+            self.transmit(life.name, life.node, SUPERVISOR, seen, life)
 
     def exited(self, address: str, incarnation: int, *, proven: bool) -> None:
         """A driver reports a process that is gone, or only silent."""
         life = self.lives.get(address)
-        silent = life is not None and (life.paused or not self.reachable("s", life.node))
-        if proven or (silent and life is not None and life.incarnation == incarnation):
+        if proven:
             self.tell_supervisor(Exited(address, incarnation, proven))
+        elif life is not None and life.incarnation == incarnation and self._silent(life):
+            self.tell_supervisor(Exited(address, incarnation, proven))
+            self._ping(life)
+
+    def _silent(self, life: Life) -> bool:
+        return life.paused or not self.reachable("s", life.node)
+
+    def _ping(self, life: Life) -> None:
+        """Look again whether a silent process answers, as long as nobody took its place."""
+        if life.alive and self.lives.get(life.name) is life and self.failure is None:
+            if self._silent(life):
+                self.queue.after(0.5, self._ping, life)
+            else:
+                self.tell_supervisor(Answered(life.name, life.incarnation))
 
     def update_weights(self) -> None:
         """A new weights revision comes into force; every holder will know."""
