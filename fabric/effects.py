@@ -89,10 +89,11 @@ class Digested:
 
 @dataclass(frozen=True, slots=True)
 class DiskWritten:
-    """An extent stands on disk, or the reason it does not."""
+    """An extent stands on disk, or the reason it does not. ``file_bytes``: what it takes there, 0 if not told."""
 
     token: int
     refused: Reason | None
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,28 @@ class DiskRead:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """The tier as a whole became unusable (with the reason) or usable again (None)."""
+    """The tier as a whole became unusable (with the reason) or usable again (None).
+
+    ``writes_refused``: what is there can be read, but nothing written.
+    """
 
     refused: Reason | None
+    writes_refused: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFound:
+    """One extent of an earlier life that the driver verified: (extent, entry number, entry) of all it holds."""
+
+    entries: tuple[tuple[int, int, ExtentEntry], ...]
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLost:
+    """Extents that are on the disk no more."""
+
+    extents: tuple[int, ...]
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -213,5 +233,7 @@ Event = (
     | DiskWritten
     | DiskRead
     | DiskState
+    | DiskFound
+    | DiskLost
 )
 Effect = Send | StartTransfer | DigestSlots | WriteExtent | ReadExtent | DeleteExtent

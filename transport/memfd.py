@@ -3,6 +3,7 @@
 Who maps what::
 
     holder    whole arena, read-write      ArenaMemory.create(layout, incarnation)
+    its own child processes, likewise      map_read_write(fd, layout), fd from ArenaMemory.read_write_fd()
     reader    whole arena, read-only       map_read_only(fd, layout), fd from ArenaMemory.read_only_fd()
     writer    own attempt's slots only     WritableSlots.map(fd, layout, slots), fd from ArenaMemory.read_write_fd()
 
@@ -230,6 +231,21 @@ def map_read_only(fd: int, layout: ArenaLayout) -> Arena:
     try:
         _check_fd(fd, layout)
         mapping = _Mapping(fd, 0, layout.size_bytes, writeable=False)
+    finally:
+        os.close(fd)
+    arena = Arena(layout, mapping.array())
+    arena.verify_format()
+    return arena
+
+
+def map_read_write(fd: int, layout: ArenaLayout) -> Arena:
+    """Map a holder's whole arena for its own child process; takes ``fd`` over and closes it.
+
+    Raises WireError for a descriptor that is no sealed memfd of this layout or holds no arena.
+    """
+    try:
+        _check_fd(fd, layout)
+        mapping = _Mapping(fd, 0, layout.size_bytes, writeable=True)
     finally:
         os.close(fd)
     arena = Arena(layout, mapping.array())

@@ -1,0 +1,428 @@
+"""The disk tier from the holder's side: effects in, events out, a child process in between.
+
+::
+
+    start -> child starts -> Setup -> found extents, condition -> serving
+    child ends or hangs -> everything outstanding is answered -> the tier is refused -> a new child
+
+A child that ended writes to no slot any more: the socket's end is seen only after its last thread
+has left its last system call. So nothing is answered before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...fabric import wire
+from ...fabric.effects import (
+    DeleteExtent,
+    DiskFound,
+    DiskLost,
+    DiskRead,
+    DiskState,
+    DiskWritten,
+    Event,
+    ReadExtent,
+    Restored,
+    WriteExtent,
+)
+from ...fabric.kinds import Reason, WireError
+from ...fabric.passport import AbiPassport
+from ..frames import FRAME_BYTES_MAX, FrameDecoder, FrameStatus, encode
+from ..memfd import ArenaMemory
+from .child import command
+from .codecs import CODECS
+from .faults import DiskFault
+from .format import UID_BYTES
+from .protocol import (
+    Cancel,
+    Condition,
+    Delete,
+    Extent,
+    Gone,
+    Health,
+    Inject,
+    Opened,
+    Read,
+    ReadDone,
+    Setup,
+    Write,
+    Wrote,
+)
+
+logger = logging.getLogger(__name__)
+
+SLOW_S = 5.0
+HUNG_S = 60.0
+WATCH_S = 0.5
+RESTART_S = (0.2, 10.0)
+DOOMED_MAX = 4096
+EXTENT_NUMBERS_FOUND_MAX = 1 << 32
+"""Numbers of found extents lie below those of any life (incarnation << 32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSettings:
+    """One holder's disk. ``root``: the fabric's folder on it; ``place``: which holder of the node.
+
+    ``bytes_max``: the cap on extent files; ``free_floor_bytes``: what must stay free on the file
+    system; ``bytes_per_s``: what reads and writes together may move, None without limit;
+    ``passports``: written into each extent as data.
+    """
+
+    root: str
+    place: str
+    owner: str
+    bytes_max: int
+    free_floor_bytes: int = 0
+    codec: str = "none"
+    bytes_per_s: float | None = None
+    passports: tuple[AbiPassport, ...] = ()
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """An effect that the child has not answered yet."""
+
+    effect: WriteExtent | ReadExtent
+    since_s: float
+    uid: bytes = b""
+
+
+@dataclass(slots=True)
+class _Child:
+    """One life of the child process."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    outbox: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+
+
+class DiskTier:
+    """The tier of one holder. Methods run on the event loop; ``tell`` is called there too."""
+
+    def __init__(self, settings: DiskSettings, memory: ArenaMemory, tell: Callable[[Event], None]) -> None:
+        self.settings = settings
+        self._memory = memory
+        self._tell = tell
+        self._child: _Child | None = None
+        self._uids: dict[int, bytes] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._found = 0
+        self._doomed: dict[bytes, None] = {}
+        self._jobs: dict[int, _Outstanding] = {}
+        self._condition = Condition(Health.STARTING, Reason.DISK_UNAVAILABLE, Reason.DISK_UNAVAILABLE, "", 0, 0, 0, 0)
+        self._opened = Opened((), (), 0, 0)
+        self._settled = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._slow = False
+        self._restarts = -1
+        self._moved = {"written_bytes": 0, "read_bytes": 0}
+        self._problem = ""
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self, timeout_s: float) -> bool:
+        """Start the child; True once the tier told its condition, False if it did not in time.
+
+        What the disk still holds is told as :class:`DiskFound` before that.
+        """
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._live()), loop.create_task(self._watch())]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), timeout_s)
+        return self._settled.is_set()
+
+    async def close(self) -> None:
+        """End the child. What it was doing is swept up by the next life."""
+        self._closing = True
+        child = self._child
+        if child is not None:
+            child.process.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if child is not None:
+            child.channel.close()
+            await asyncio.to_thread(child.process.wait)
+
+    async def _live(self) -> None:
+        delay_s = RESTART_S[0]
+        while not self._closing:
+            self._restarts += 1
+            began = time.monotonic()
+            try:
+                self._child = await asyncio.to_thread(self._spawn)
+                await self._serve(self._child)
+            except (OSError, WireError) as error:
+                self._problem = f"disk child: {error}"
+                logger.warning("%s", self._problem)
+            await self._ended()
+            delay_s = RESTART_S[0] if time.monotonic() - began > RESTART_S[1] else min(2 * delay_s, RESTART_S[1])
+            await asyncio.sleep(delay_s)
+
+    def _spawn(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        arena = self._memory.read_write_fd()
+        try:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            process = subprocess.Popen(
+                command(theirs.fileno(), arena),
+                pass_fds=(theirs.fileno(), arena),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(arena)
+        ours.setblocking(False)
+        return _Child(process, ours)
+
+    async def _serve(self, child: _Child) -> None:
+        """Until the child's end of the socket is closed."""
+        loop = asyncio.get_running_loop()
+        settings, layout = self.settings, self._memory.layout
+        self._post(
+            Setup(
+                settings.root,
+                settings.place,
+                settings.owner,
+                settings.bytes_max,
+                settings.free_floor_bytes,
+                CODECS[settings.codec],
+                settings.bytes_per_s,
+                tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in layout.pools),
+                settings.passports,
+            )
+        )
+        writer = loop.create_task(self._write_out(child))
+        decoder = FrameDecoder(FRAME_BYTES_MAX)
+        try:
+            while data := await loop.sock_recv(child.channel, 1 << 20):
+                for frame in decoder.feed(data):
+                    self._receive(wire.decode(frame.payload))
+        except ConnectionError:
+            return
+        finally:
+            writer.cancel()
+
+    async def _write_out(self, child: _Child) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            frame = await child.outbox.get()
+            try:
+                await loop.sock_sendall(child.channel, frame)
+            except OSError:
+                return  # the reader sees the same end
+
+    async def _ended(self) -> None:
+        """The child is gone: answer what it owed, refuse the rest until another stands."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.process.kill()
+        code = await asyncio.to_thread(child.process.wait)
+        child.channel.close()
+        if self._closing:
+            return
+        self._problem = f"the disk child ended with status {code}"
+        logger.warning("%s; %d jobs outstanding", self._problem, len(self._jobs))
+        self._become(
+            Condition(Health.UNAVAILABLE, Reason.DISK_UNAVAILABLE, Reason.DISK_UNAVAILABLE, self._problem, 0, 0, 0, 0)
+        )
+        for token in list(self._jobs):
+            self._refuse(token)
+
+    def _refuse(self, token: int) -> None:
+        effect = self._jobs.pop(token).effect
+        if isinstance(effect, WriteExtent):
+            self._tell(DiskWritten(token, Reason.DISK_UNAVAILABLE))
+        else:
+            failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
+            self._tell(DiskRead(token, failed))
+
+    async def _watch(self) -> None:
+        """See the disk that is slow, and end the child that hangs."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            oldest = min((job.since_s for job in self._jobs.values()), default=None)
+            waited_s = 0.0 if oldest is None else time.monotonic() - oldest
+            self._slow = waited_s > SLOW_S
+            if waited_s > HUNG_S and self._child is not None and self._child.process.poll() is None:
+                logger.warning("the disk has not answered for %.0f s", waited_s)
+                self._child.process.kill()
+
+    # --- effects -------------------------------------------------------------------------------
+
+    def write(self, effect: WriteExtent) -> None:
+        """Write slots as one extent; DiskWritten follows."""
+        uid = secrets.token_bytes(UID_BYTES)
+        self._jobs[effect.token] = _Outstanding(effect, time.monotonic(), uid)
+        self._send(effect.token, Write(effect.token, uid, effect.entries, effect.slots))
+
+    def read(self, effect: ReadExtent) -> None:
+        """Read entries into slots and digest them; DiskRead follows."""
+        self._jobs[effect.token] = _Outstanding(effect, time.monotonic())
+        blocks = tuple(
+            (self._uids.get(extent, bytes(UID_BYTES)), number, slot) for extent, number, slot in effect.reads
+        )
+        self._send(effect.token, Read(effect.token, blocks))
+
+    def delete(self, effect: DeleteExtent) -> None:
+        """Remove an extent; while the disk is away, as soon as it is back."""
+        uid = self._uids.pop(effect.extent, None)
+        if uid is None:
+            return
+        del self._numbers[uid]
+        self._doom(uid)
+
+    def cancel(self, token: int) -> None:
+        """Call a job off; it is answered all the same, with what happened."""
+        self._post(Cancel(token))
+
+    def inject(self, fault: DiskFault, times: int) -> None:
+        """Let the next operations on the disk meet a fault."""
+        self._post(Inject(str(fault), times))
+
+    def _doom(self, uid: bytes) -> None:
+        self._doomed[uid] = None
+        while len(self._doomed) > DOOMED_MAX:
+            del self._doomed[next(iter(self._doomed))]
+        self._post(Delete(uid))
+
+    def _send(self, token: int, message: Any) -> None:
+        """Have the child do a job; without a child it is refused in a later step, as an answer would be."""
+        if self._child is None:
+            asyncio.get_running_loop().call_soon(lambda: self._refuse(token) if token in self._jobs else None)
+        else:
+            self._post(message)
+
+    def _post(self, message: Any) -> None:
+        if self._child is not None:
+            self._child.outbox.put_nowait(encode(0, FrameStatus.REQUEST, wire.encode(message)))
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case Wrote():
+                self._wrote(message)
+            case ReadDone():
+                self._read_done(message)
+            case Extent():
+                self._found_extent(message)
+            case Opened():
+                self._reopened(message)
+            case Gone():
+                self._lost(message.uids)
+            case Condition():
+                self._become(message)
+                self._settled.set()
+
+    def _wrote(self, message: Wrote) -> None:
+        job = self._jobs.pop(message.token, None)
+        if job is None or not isinstance(job.effect, WriteExtent):
+            return
+        if message.refused is None:
+            self._uids[job.effect.extent] = job.uid
+            self._numbers[job.uid] = job.effect.extent
+            self._moved["written_bytes"] += sum(e.length for e in job.effect.entries)
+        else:
+            logger.info("an extent was not written: %s", message.detail)
+        self._tell(DiskWritten(message.token, message.refused, message.file_bytes))
+
+    def _read_done(self, message: ReadDone) -> None:
+        job = self._jobs.pop(message.token, None)
+        if job is None:
+            return
+        if message.detail:
+            logger.info("blocks were not restored: %s", message.detail)
+        layout = self._memory.layout
+        for slot, _, refused in message.blocks:
+            if refused is None:
+                self._moved["read_bytes"] += layout.pools[layout.pool_of(slot)].slot_bytes
+        self._tell(DiskRead(message.token, tuple(Restored(*block) for block in message.blocks)))
+
+    def _found_extent(self, message: Extent) -> None:
+        if message.uid in self._doomed or message.uid in self._numbers:
+            return
+        self._found += 1
+        number = self._found % EXTENT_NUMBERS_FOUND_MAX
+        self._uids[number], self._numbers[message.uid] = message.uid, number
+        entries = tuple((number, place, entry) for place, entry in enumerate(message.entries))
+        self._tell(DiskFound(entries, message.file_bytes))
+
+    def _reopened(self, message: Opened) -> None:
+        """All extents that are there now: what is known and not among them is lost."""
+        self._opened = message
+        there = set(message.uids)
+        for uid in [uid for uid in self._doomed if uid in there]:
+            self._post(Delete(uid))
+        self._lost(tuple(uid for uid in self._numbers if uid not in there))
+
+    def _lost(self, uids: tuple[bytes, ...]) -> None:
+        numbers = tuple(self._numbers.pop(uid) for uid in uids if uid in self._numbers)
+        for number in numbers:
+            del self._uids[number]
+        if numbers:
+            self._tell(DiskLost(numbers))
+
+    def _become(self, condition: Condition) -> None:
+        before, self._condition = self._condition, condition
+        if (before.refused, before.writes_refused) != (condition.refused, condition.writes_refused):
+            self._tell(DiskState(condition.refused, condition.writes_refused))
+        if before.health is not condition.health:
+            logger.log(
+                logging.INFO if condition.health is Health.OK else logging.WARNING,
+                "disk tier: %s %s",
+                condition.health,
+                condition.detail,
+            )
+
+    # --- status --------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The tier's state, with the reason in words, as plain data."""
+        condition = self._condition
+        health = Health.SLOW if self._slow and condition.refused is None else condition.health
+        detail = (
+            f"the disk has not answered for more than {SLOW_S:.0f} s" if health is Health.SLOW else condition.detail
+        )
+        return {
+            "state": str(health),
+            "reason": condition.refused or condition.writes_refused,
+            "detail": detail,
+            "path": self.settings.root,
+            "used_bytes": condition.used_bytes,
+            "bytes_max": self.settings.bytes_max,
+            "free_bytes": condition.free_bytes,
+            "free_floor_bytes": self.settings.free_floor_bytes,
+            "codec": self.settings.codec,
+            "extents": condition.extents,
+            "wrong_blocks": condition.wrong_blocks,
+            "outstanding": len(self._jobs),
+            "restarts": self._restarts,
+            "removed_at_start": list(self._opened.removed),
+            **self._moved,
+        }
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the running child."""
+        return None if self._child is None else self._child.process.pid

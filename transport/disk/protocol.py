@@ -1,0 +1,156 @@
+"""What a holder and its disk child say to each other: wire records in frames on a socket pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...fabric.effects import ExtentEntry
+from ...fabric.kinds import Reason
+from ...fabric.passport import AbiPassport
+from ...fabric.wire import record
+
+
+class Health(StrEnum):
+    """The state of the tier as a whole."""
+
+    STARTING = "starting"
+    OK = "ok"
+    FULL = "full"
+    READ_ONLY = "read_only"
+    SLOW = "slow"
+    LYING = "lying"
+    VANISHED = "vanished"
+    UNAVAILABLE = "unavailable"
+
+
+# --- to the child ------------------------------------------------------------------------------
+
+
+@record(200)
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first record: where the extents lie, whose they are, and what bounds them."""
+
+    root: str
+    place: str
+    owner: str
+    bytes_max: int
+    free_floor_bytes: int
+    codec: int
+    bytes_per_s: float | None
+    pools: tuple[tuple[int, int, int, int, str], ...]
+    passports: tuple[AbiPassport, ...]
+
+
+@record(201)
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write slots as one extent; answered by Wrote."""
+
+    token: int
+    uid: bytes
+    entries: tuple[ExtentEntry, ...]
+    slots: tuple[int, ...]
+
+
+@record(202)
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read blocks (uid, number, slot) into slots; answered by ReadDone."""
+
+    token: int
+    blocks: tuple[tuple[bytes, int, int], ...]
+
+
+@record(203)
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove an extent. Done before any record that follows is looked at."""
+
+    uid: bytes
+
+
+@record(204)
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Call a job off: it is answered at once if it waits, between two reads or writes if it runs."""
+
+    token: int
+
+
+@record(205)
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Let the next ``times`` operations meet a fault (:class:`~.faults.DiskFault`)."""
+
+    fault: str
+    times: int
+
+
+# --- from the child ----------------------------------------------------------------------------
+
+
+@record(210)
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """An extent stands, or why there is none."""
+
+    token: int
+    refused: Reason | None
+    detail: str
+    file_bytes: int
+
+
+@record(211)
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """Block by block: slot, checksum of what lies there, or the reason nothing does."""
+
+    token: int
+    blocks: tuple[tuple[int, bytes | None, Reason | None], ...]
+    detail: str
+
+
+@record(212)
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """An extent that was found when the folder was opened."""
+
+    uid: bytes
+    entries: tuple[ExtentEntry, ...]
+    file_bytes: int
+
+
+@record(213)
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The folder is open, and these are all extents in it. ``removed``: what did not verify, in words."""
+
+    uids: tuple[bytes, ...]
+    removed: tuple[str, ...]
+    adopted: int
+    temporary: int
+
+
+@record(214)
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Extents that went behind the tier's back."""
+
+    uids: tuple[bytes, ...]
+
+
+@record(215)
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How the tier is. ``refused``: nothing works; ``writes_refused``: only writing does not."""
+
+    health: Health
+    refused: Reason | None
+    writes_refused: Reason | None
+    detail: str
+    used_bytes: int
+    free_bytes: int
+    extents: int
+    wrong_blocks: int
