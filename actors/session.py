@@ -33,7 +33,6 @@ from ..fabric.messages import (
 from ..fabric.messages import Answer as WireAnswer
 from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi, AbiPassport
-from ..fabric.planner import View
 from .attempt import Attempt, Stored, copy_into
 from .client import HolderClient, HolderLost, request_id
 from .graph import Graph
@@ -369,12 +368,7 @@ class Session:
         keys = self._keys(tokens, key)
         message = self._acquire(keys, probe=True, explain=True)
         reply = self._ask(message, ACQUIRE_TIMEOUT_S)
-        view = View(self.model, message.prompt, message.abis, message.readers)
-        for column in reply.columns:
-            view.columns[column.holder, column.group, column.shard] = column
-        view.evicted = dict(reply.evicted)
-        view.unreachable = set(reply.unreachable)
-        return Explanation.of(view, reply)
+        return Explanation.of_answer(self.model, message, reply)
 
     def _acquire(
         self,

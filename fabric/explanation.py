@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .kinds import Cause, Form, ObjectKind, Reason, Status
-from .messages import Answer, Column
-from .model import GroupSpec
+from .messages import Acquire, Answer, Column
+from .model import GroupSpec, ModelSpec
 from .planner import View
 from .rules import serve_limits, what_would_lengthen
 
@@ -61,6 +61,16 @@ class Explanation:
     lengthen_to_tokens: int
     lengthen_groups: tuple[str, ...]
     stretches: tuple[Stretch, ...]
+
+    @classmethod
+    def of_answer(cls, model: ModelSpec, asked: Acquire, answer: Answer) -> Explanation:
+        """From an answer to a question that bore ``explain``."""
+        view = View(model, asked.prompt, asked.abis, asked.readers)
+        for column in answer.columns:
+            view.columns[column.holder, column.group, column.shard] = column
+        view.evicted = dict(answer.evicted)
+        view.unreachable = set(answer.unreachable)
+        return cls.of(view, answer)
 
     @classmethod
     def of(cls, view: View, answer: Answer) -> Explanation:

@@ -8,7 +8,7 @@ raise :class:`WrongBytes`: that is never an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ import xxhash
 
 from ...fabric.arena import Arena
 from ...fabric.books import split
+from ...fabric.explanation import Explanation
 from ...fabric.identity import PromptKeys
-from ...fabric.kinds import Cause, Reason, Status, cause_of
+from ...fabric.kinds import Cause, FabricError, Reason, Status, cause_of
 from ...fabric.leases import read_refusal, slots_unchanged
 from ...fabric.messages import (
     Acquire,
@@ -279,7 +280,17 @@ class Verbs:
     async def probe(self, args: words.Probe) -> Got:
         return await self._ask_for(args, None)
 
-    async def _ask_for(self, args: words.Probe, acquire: words.Acquire | None) -> Got:
+    async def explain(self, args: words.Probe) -> Explanation:
+        """Why a probe of this prompt would answer as it does, and what would lengthen the hit."""
+        _, message = self._question(args, None)
+        message = replace(message, explain=True)
+        answer: Answer | None = await self.world.ask(message.readers[0], message)
+        if answer is None:
+            raise FabricError(f"at: the holder of {args.at} is dead in this story, it explains nothing")
+        return Explanation.of_answer(self.world.model, message, answer)
+
+    def _question(self, args: words.Probe, acquire: words.Acquire | None) -> tuple[PromptKeys, Acquire]:
+        """What a session at the node would send its leader; without ``acquire``, a probe."""
         model = self.world.model
         keys = keys_of(model, args, args.tokens, self.weights)
         seats = self.world.seats(args.at)
@@ -295,7 +306,12 @@ class Verbs:
             acquire is None,
             acquire is not None and acquire.graph,
         )
-        leader = readers[0]
+        return keys, message
+
+    async def _ask_for(self, args: words.Probe, acquire: words.Acquire | None) -> Got:
+        model = self.world.model
+        keys, message = self._question(args, acquire)
+        leader = message.readers[0]
         answer: Answer | None = await self.world.ask(leader, message)
         if answer is None:
             group = model.groups[0]

@@ -1,0 +1,1 @@
+"""``kvfabric explain``: why a hit ends where it ends."""
