@@ -53,6 +53,16 @@ class Process:
             started = NixlLink.start(
                 self.arena, holder=holder, incarnation=incarnation, suffix=str(os.getpid()), settings=settings
             )
+        elif kind == "isolated":
+            from kvfabric.transport.isolated_link import IsolatedLink
+
+            started = IsolatedLink.start(
+                self.memory,
+                holder=holder,
+                incarnation=incarnation,
+                suffix=str(os.getpid()),
+                settings=NixlSettings(transports="tcp", devices=device),
+            )
         elif kind == "tcp":
             from kvfabric.transport.tcp_link import TcpLink
 

@@ -34,7 +34,9 @@ class Peer:
     def __init__(self, kind: str, holder: str, incarnation: int, *, device: str = "lo", wrap: list[str] | None = None):
         command = [*(wrap or []), sys.executable, str(SCRIPT), "--kind", kind, "--holder", holder]
         command += ["--incarnation", str(incarnation), "--device", device]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self.region = ""
 
     def ready(self) -> Peer:
@@ -56,8 +58,16 @@ class Peer:
         self.tell(verb, *arguments)
         return self.hear()
 
+    def pause(self) -> None:
+        """Stop the peer with all its processes."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+
     def end(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            self.resume()
         with self.process:
             self.process.kill()
 
@@ -86,7 +96,7 @@ def start() -> Iterator[Start]:
         yield begin
 
 
-@pytest.fixture(scope="module", params=["nixl", "tcp", "shared_memory"])
+@pytest.fixture(scope="module", params=["nixl", "isolated", "tcp", "shared_memory"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -98,7 +108,13 @@ def pair(kind: str) -> Iterator[tuple[Peer, Peer]]:
         yield pair_up(begin, kind)
 
 
-@pytest.fixture(params=["nixl", "tcp"])
+@pytest.fixture(params=["nixl", "tcp", "shared_memory"])
+def in_process(request: pytest.FixtureRequest) -> str:
+    """The kinds that run in the holder's own process: where a test costs processes, those do."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["nixl", "isolated", "tcp"])
 def network(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -204,21 +220,22 @@ def test_another_incarnation_than_the_region_names_is_refused(pair: tuple[Peer, 
     assert reader.ask("fetch", source.region, [[0, 0, 9]], 10)["failures"] == [None]
 
 
-def test_a_restarted_peer_under_its_old_name_is_read_in_its_new_life(start: Start, kind: str) -> None:
-    source, reader = pair_up(start, kind)
+def test_a_restarted_peer_under_its_old_name_is_read_in_its_new_life(start: Start, in_process: str) -> None:
+    source, reader = pair_up(start, in_process)
     assert reader.ask("fetch", source.region, pairs_of(BIG[:4]), 10)["failures"] == [None] * 4
     source.end()
-    successor = start(kind, "source", 8).ready()
+    successor = start(in_process, "source", 8).ready()
     successor.ask("fill", [0])
     successor.ask("fill", [0])
     got = reader.ask("fetch", successor.region, [[0, 5, SLOT_BYTES]], 10)
     assert got["failures"] == [None]
     assert reader.ask("headers", successor.region, [0], 10) == [[2, SEALED, got["checksums"][0]]]
     # The old life is not mistaken for the new one.
-    if kind != "shared_memory":
+    if in_process != "shared_memory":
         assert reader.ask("fetch", source.region, [[0, 6, SLOT_BYTES]], 5)["failures"][0] in {"peer_lost", "refused"}
 
 
+@pytest.mark.parametrize("network", ["nixl", "tcp"])
 def test_a_peer_killed_in_mid_transfer_is_a_typed_failure_within_seconds(start: Start, network: str) -> None:
     source, reader = pair_up(start, network)
     assert reader.ask("connect", source.region, 10) is None
@@ -239,20 +256,20 @@ def test_a_peer_killed_in_mid_transfer_is_a_typed_failure_within_seconds(start: 
 def test_a_transfer_past_its_deadline_is_quarantined_until_it_is_quiet(start: Start, network: str) -> None:
     source, reader = pair_up(start, network)
     assert reader.ask("connect", source.region, 10) is None
-    source.process.send_signal(signal.SIGSTOP)
+    source.pause()
     got = reader.ask("fetch", source.region, pairs_of(BIG), 0.3)
     assert 0.3 <= got["took_s"] < 5
     assert "timed_out" in got["failures"]
     assert reader.ask("headers", source.region, [0], 0.2) == "timed_out"
     late = [pair[1] for pair, failure in zip(pairs_of(BIG), got["failures"], strict=True) if failure]
-    if network == "nixl":
+    if network != "tcp":
         assert got["quarantined"]
         assert not all(reader.ask("quiet", got["tokens"]))
         reader.ask("clear", got["quarantined"])
     else:
         assert got["tokens"] == []
         reader.ask("clear", late)
-    source.process.send_signal(signal.SIGCONT)
+    source.resume()
     assert wait_quiet(reader, got["tokens"], 10)
     # What was asked for did arrive behind the deadline's back, and in quarantined slots only.
     after = dict(zip(late, reader.ask("digests", late), strict=True))
@@ -263,10 +280,11 @@ def test_a_transfer_past_its_deadline_is_quarantined_until_it_is_quiet(start: St
     assert reader.ask("fetch", source.region, pairs_of(BIG), 10)["failures"] == [None] * len(BIG)
 
 
-def test_a_fence_ends_transfers_that_would_still_write(start: Start) -> None:
-    source, reader = pair_up(start, "nixl")
+@pytest.mark.parametrize("nixl", ["nixl", "isolated"])
+def test_a_fence_ends_transfers_that_would_still_write(start: Start, nixl: str) -> None:
+    source, reader = pair_up(start, nixl)
     assert reader.ask("connect", source.region, 10) is None
-    source.process.send_signal(signal.SIGSTOP)
+    source.pause()
     got = reader.ask("fetch", source.region, pairs_of(BIG), 0.3)
     assert got["tokens"]
     old = reader.region
@@ -275,18 +293,18 @@ def test_a_fence_ends_transfers_that_would_still_write(start: Start) -> None:
     assert reader.ask("region") != old
     reader.ask("clear", BIG)
     before = reader.ask("digests", BIG)
-    source.process.send_signal(signal.SIGCONT)
+    source.resume()
     time.sleep(0.5)
     assert reader.ask("digests", BIG) == before
     # The reader itself is as good as new, also as a source.
-    other = start("nixl", "other", 1).ready()
+    other = start(nixl, "other", 1).ready()
     other.ask("fill", [0])
     assert reader.ask("fetch", other.region, [[0, 0, SLOT_BYTES]], 10)["failures"] == [None]
     assert other.ask("fetch", reader.ask("region"), [[0, 1, SLOT_BYTES]], 10)["failures"] == [None]
 
 
-def test_a_closed_link_answers_that_it_is_unavailable(start: Start, kind: str) -> None:
-    source, reader = pair_up(start, kind)
+def test_a_closed_link_answers_that_it_is_unavailable(start: Start, in_process: str) -> None:
+    source, reader = pair_up(start, in_process)
     reader.ask("close")
     assert reader.ask("fetch", source.region, [[0, 0, 9]], 5)["failures"] == ["unavailable"]
     assert reader.ask("headers", source.region, [0], 5) == "unavailable"
