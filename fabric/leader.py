@@ -72,6 +72,8 @@ class AcquireOp:
     checked: set[str] = field(default_factory=set)
     heard: set[str] = field(default_factory=set)
     """Holders that answered at all: only of these is anything present."""
+    hearing: bool = False
+    """Whether those asked now owe a sign of life, and not the truth about objects."""
     moved: dict[int, int] = field(default_factory=dict)
     sources: set[str] = field(default_factory=set)
     refusal: Reason | None = None
@@ -501,7 +503,7 @@ class Leader:
             else:
                 self._finish(op, found.tokens)
             return
-        op.asked = set(by_source)
+        op.asked, op.hearing = set(by_source), False
         for source, fetches in by_source.items():
             self.ctx.send(
                 source,
@@ -523,7 +525,7 @@ class Leader:
         """Ask for a sign of life from everyone who is said to have anything; False if all gave one."""
         incarnations = {column.holder: column.incarnation for column in op.view.columns.values()}
         unheard = set(incarnations) - set(op.request.readers) - op.heard - op.view.unreachable
-        op.asked = unheard
+        op.asked, op.hearing = unheard, True
         for holder in sorted(unheard):
             revisions = (None,) * len(self.ctx.model.groups)
             abis = op.request.abis
@@ -542,8 +544,10 @@ class Leader:
             return False
         if peer in op.asked:
             op.asked.discard(peer)
-            op.checked.add(peer)
-            op.heard.add(peer)
+            if op.hearing:
+                op.heard.add(peer)
+            else:
+                op.checked.add(peer)
             if message.refused is Reason.HOLDER_LOST:
                 op.view.unreachable.add(peer)
             elif message.refused is not None:

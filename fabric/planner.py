@@ -358,7 +358,7 @@ def versions_of(column: Column, bits: int) -> bytes:
 
 
 def _on_all_shards(by_shard: list[dict[int, int]]) -> tuple[dict[int, int], int]:
-    """Bits usable in one revision on every shard, and bits usable on some shards only."""
+    """Bits usable on every shard by revision, and bits usable on some shards but not together."""
     revisions = set(by_shard[0]).intersection(*by_shard[1:])
     everywhere = {}
     for revision in revisions:
@@ -366,11 +366,10 @@ def _on_all_shards(by_shard: list[dict[int, int]]) -> tuple[dict[int, int], int]
         for usable in by_shard[1:]:
             bits &= usable[revision]
         everywhere[revision] = bits
-    somewhere, on_each = 0, -1
+    somewhere = together = 0
     for usable in by_shard:
-        bits = 0
-        for part in usable.values():
-            bits |= part
-        somewhere |= bits
-        on_each &= bits
-    return everywhere, somewhere & ~on_each
+        for bits in usable.values():
+            somewhere |= bits
+    for bits in everywhere.values():
+        together |= bits
+    return everywhere, somewhere & ~together
