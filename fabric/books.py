@@ -240,6 +240,14 @@ class Books:
         revisions, abis = self.revisions[slots], self.abi_numbers[slots]
         return not len(slots) or bool((revisions == revisions[0]).all() and (abis == abis[0]).all())
 
+    def abi_numbers_of(self, slots: Slots) -> list[int]:
+        """The distinct ABIs (numbers into ``abis``) of these slots' objects; nearly always one."""
+        numbers = self.abi_numbers[slots]
+        if not len(numbers):
+            return []
+        first = numbers[0]
+        return [int(first)] if (numbers == first).all() else np.unique(numbers).tolist()
+
     def rooms(self, prompt: Prompt) -> list[Room]:
         """Room in each pool, and which objects of the prompt are pinned already."""
         digests = {unit: split(blob) for unit, blob in prompt.keys}

@@ -21,6 +21,9 @@ from .kinds import Form, ObjectKind
 from .model import GroupSpec, ModelSpec
 
 Ranges = tuple[range, ...]
+
+ANSWERS_KEPT_MAX = 256
+"""Positions whose needs a model's rules remember."""
 T = TypeVar("T")
 Tokens = TypeVar("Tokens", int, NDArray[np.int64])
 
@@ -132,6 +135,8 @@ class Rules:
         self.histories = tuple(
             next(i for i in family if self.groups[i].kind is ObjectKind.COMPRESSED_HISTORY) for family in self.families
         )
+        self.asked: dict[tuple[int, bool], tuple[Ranges, ...]] = {}
+        """What was needed at the positions last asked about: planner, prover and leases ask the same one."""
 
 
 class PerModel(Generic[T]):
@@ -176,8 +181,15 @@ def needs_past(model: ModelSpec, p: int) -> tuple[Ranges, ...]:
 
 def _needs(model: ModelSpec, p: int, *, past: bool) -> tuple[Ranges, ...]:
     rules = rules_of(model)
+    known = rules.asked.get((p, past))
+    if known is not None:
+        return known
     if p < 0 or p % rules.grid:
         raise ValueError(f"position {p}: not on the resume grid of {rules.grid} tokens")
     if p == 0:
         return ((),) * len(rules.groups)
-    return tuple(rule.ranges(p, rule.past if past else 0) for rule in rules.groups)
+    needed = tuple(rule.ranges(p, rule.past if past else 0) for rule in rules.groups)
+    if len(rules.asked) >= ANSWERS_KEPT_MAX:
+        rules.asked.clear()
+    rules.asked[p, past] = needed
+    return needed

@@ -134,8 +134,7 @@ class PartDesk:
     def _hold(self, part: Part, index: int, obj: Obj) -> None:
         self.ctx.books.pin(obj)
         run = part.held.setdefault((obj.group, obj.shard), HeldRun())
-        run.indices.append(index)
-        run.slots.append(obj.slot)
+        run.add(index, obj.slot)
 
     def _hold_run(self, part: Part, objects: Objects) -> bool:
         """Pin a whole run at once, where all of it is in memory and usable; else nothing of it."""
@@ -148,8 +147,8 @@ class PartDesk:
         revision = part.request.revisions[group]
         if revision is not None and (books.revisions[array] != revision).any():
             return False
-        numbers = np.unique(books.abi_numbers[array]).tolist()
-        if any(abi_refusal(books.abis[number], part.request.abis[group]) is not None for number in numbers):
+        reader = part.request.abis[group]
+        if any(abi_refusal(books.abis[number], reader) is not None for number in books.abi_numbers_of(array)):
             return False
         books.pin_slots(group, shard, array)
         part.held[group, shard] = HeldRun(list(objects.indices), slots)

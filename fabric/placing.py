@@ -128,7 +128,7 @@ class Placer:
         move.new.on_disk, move.old.on_disk = move.old.on_disk, None
         books.install(move.new)
         books.pin(move.new)
-        move.run.slots[move.place] = move.new.slot
+        move.run.replace(move.place, move.new.slot)
         digests[move.new.slot] = move.new.checksum
         books.unpin(move.old)
 

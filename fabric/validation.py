@@ -33,10 +33,31 @@ class HeldRun:
 
     indices: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    _array: Slots = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def array(self) -> Slots:
-        return np.array(self.slots, dtype=np.int64)
+        """The slots as an array, made once for as long as they stay the same."""
+        if len(self._array) != len(self.slots):
+            self._array = np.array(self.slots, dtype=np.int64)
+        return self._array
+
+    def add(self, index: int, slot: int) -> None:
+        self.indices.append(index)
+        self.slots.append(slot)
+
+    def replace(self, place: int, slot: int) -> None:
+        """Another slot bears the object at this place."""
+        self.slots[place] = slot
+        self._array = self._array[:0]
+
+    def sort(self) -> None:
+        """By index, as proofs and readers want them."""
+        if self.indices != sorted(self.indices):
+            order = sorted(range(len(self.indices)), key=self.indices.__getitem__)
+            self.indices[:] = [self.indices[i] for i in order]
+            self.slots[:] = [self.slots[i] for i in order]
+            self._array = self._array[:0]
 
 
 Held = dict[tuple[int, int], HeldRun]
@@ -103,11 +124,10 @@ def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
 def abi(abis: Sequence[Abi], held: Held, books: Books) -> Verdict:
     """Every record's passport joins the reader's."""
     for (group, shard), run in held.items():
-        numbers = books.abi_numbers[run.array]
-        for number in np.unique(numbers).tolist():
+        for number in books.abi_numbers_of(run.array):
             if abi_refusal(books.abis[number], abis[group]) is Reason.ABI_MISMATCH:
-                index = run.indices[int(np.flatnonzero(numbers == number)[0])]
-                return Verdict(Layer.ABI, Reason.ABI_MISMATCH, group, shard, index)
+                good = books.abi_numbers[run.array] != number
+                return _first_wrong(Layer.ABI, Reason.ABI_MISMATCH, (group, shard), run, good)
     return Verdict(Layer.ABI)
 
 
@@ -153,7 +173,10 @@ def alignment(model: ModelSpec, abis: Sequence[Abi], held: Held, books: Books, d
     for (group, shard), run in held.items():
         spec = model.groups[group]
         slots = run.array
-        good = (books.lengths[slots] == spec.block_bytes) & _readable(books, slots, abis[group])
+        good = books.lengths[slots] == spec.block_bytes
+        for number in books.abi_numbers_of(slots):
+            if abi_refusal(books.abis[number], abis[group]) is Reason.MISALIGNED:
+                good &= books.abi_numbers[slots] != number
         if PAGE_BYTES % spec.alignment_bytes and spec.alignment_bytes > PAGE_BYTES:
             good &= _offsets(books, slots) % spec.alignment_bytes == 0
         if not good.all():
@@ -166,16 +189,6 @@ def alignment(model: ModelSpec, abis: Sequence[Abi], held: Held, books: Books, d
         if not good.all():
             return _first_wrong(Layer.ALIGNMENT, Reason.CHECKSUM_MISMATCH, (group, shard), run, good)
     return Verdict(Layer.ALIGNMENT)
-
-
-def _readable(books: Books, slots: Slots, reader: Abi) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether the alignment each object was written under is one its reader can live with."""
-    numbers = books.abi_numbers[slots]
-    good = np.ones(len(slots), dtype=np.bool_)
-    for number in np.unique(numbers).tolist():
-        if abi_refusal(books.abis[number], reader) is Reason.MISALIGNED:
-            good &= numbers != number
-    return good
 
 
 def _offsets(books: Books, slots: Slots) -> Slots:
@@ -209,10 +222,7 @@ def prove(
 ) -> Proof | Verdict:
     """All four layers over what is materialised; the first refusal, or the proof."""
     for run in held.values():
-        if run.indices != sorted(run.indices):
-            order = sorted(range(len(run.indices)), key=run.indices.__getitem__)
-            run.indices[:] = [run.indices[i] for i in order]
-            run.slots[:] = [run.slots[i] for i in order]
+        run.sort()
     verdicts = []
     for verdict in (
         whole_block(model, tokens, n),
