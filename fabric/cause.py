@@ -316,7 +316,7 @@ def _chosen(table: Table, k: int) -> tuple[int | None, ...]:
     return tuple(chosen)
 
 
-_LOSSES_TRIED = 256
+LOSSES_TRIED_MAX = 256
 """How many positions between two of the grid are tried, from the last that presence allows downwards."""
 
 
@@ -338,7 +338,7 @@ def _lost_to_alignment(table: Table, k: int) -> int:
     for i, unit in table.erosion.near:
         end = min(end, (table.bits(i, None) & ones(-(-end // unit))).bit_length() * unit)
     choices = _choices(table)
-    for p in range(end - end % step, start, -step)[:_LOSSES_TRIED]:
+    for p in range(end - end % step, start, -step)[:LOSSES_TRIED_MAX]:
         refused = next((at for at, choice in enumerate(choices) if not _any_serves(choice, p)), None)
         if refused is None:
             return p - start

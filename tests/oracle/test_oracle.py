@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 
+from kvfabric.fabric.cause import LOSSES_TRIED_MAX
 from kvfabric.fabric.evidence import Blocked, GroupEvidence
 from kvfabric.fabric.kinds import Reason
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.needs import rules_of
 from kvfabric.fabric.rules import (
     Resolution,
     hash_tokens,
@@ -143,7 +145,9 @@ def check(case: Case, seen: Seen) -> None:
     model, evidence = ModelSpec.load(case.spec()), evidence_of(case)
     found = resolve(model, evidence, len(case.prompt))
     assert engine_said(found) == oracle_said(oracle)
-    assert found.tokens_lost_to_alignment == oracle.lost_to_alignment()
+    rules = rules_of(model)
+    if rules.grid // rules.finest <= LOSSES_TRIED_MAX:  # beyond, the engine stops counting
+        assert found.tokens_lost_to_alignment == oracle.lost_to_alignment()
     check_every_position(case, model, evidence, oracle)
     seen["examples"] += 1
     seen["granted"] += answer.tokens > 0
