@@ -166,6 +166,7 @@ class HolderCore:
             case PeerClosed():
                 self.stores.client_gone(event.peer)
                 self.graphs.client_gone(event.peer)
+                self.leader.client_gone(event.peer)
             case Tick():
                 pass
         return self._settle()

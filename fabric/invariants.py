@@ -32,6 +32,9 @@ LAYERS_PROVEN = (Layer.WHOLE_BLOCK, Layer.ABI, Layer.INTERSECTION, Layer.ALIGNME
 IN_HAND = frozenset({State.RESERVED, State.FILLING, State.RESTORING})
 """Slots in these states are reserved for bytes on their way."""
 
+STAYING = frozenset({State.SEALED, State.DEMOTING, State.EVICTING})
+"""In these states an object's bytes lie where they lay: being written to disk or outdated moves nothing."""
+
 ON_DISK_ONLY = frozenset({State.ON_TIER})
 
 
@@ -152,7 +155,7 @@ def graph_topology_is_static(core: HolderCore) -> list[Violation]:
             for slot in run.slots.tolist():
                 frozen[slot] += 1
                 obj = books.owner[slot]
-                if obj is None or obj.slot != slot or obj.state not in (State.SEALED, State.EVICTING):
+                if obj is None or obj.slot != slot or obj.state not in STAYING:
                     state = "free" if obj is None else f"{obj.state} at slot {obj.slot}"
                     found.append(
                         Violation("graph_topology_is_static", f"graph lease {record.lease}: slot {slot} is {state}")

@@ -109,7 +109,7 @@ class Leader:
             return
         running = self.by_request.get(message.request)
         if running is not None:
-            running.client = client
+            running.client, running.background = client, False
             return
         op = self._new_op(client, message)
         if len(self.by_request) >= self.ctx.config.acquires_max:
@@ -128,6 +128,12 @@ class Leader:
             self._time_out(op, self._mates_silent)
         else:
             self._here_known(op)
+
+    def client_gone(self, client: str) -> None:
+        """Whoever asked is gone: what is under way runs to its end, and its lease ends as it begins."""
+        for op in self.by_request.values():
+            if op.client == client:
+                op.background = True
 
     def refusal(self) -> Reason | None:
         """Why this holder grants nothing at all now."""
