@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .world import Life, World
 
 RETRY_S = 1.5
+THINK_S = 0.25
 HANG_S = 60.0
 
 
@@ -85,13 +86,13 @@ class Client:
         """A life of actions, until the run is wound down."""
         writer, reader = Writer(self), Reader(self)
         while True:
-            yield self.rng.expovariate(1 / 0.5)
+            yield self.rng.expovariate(1 / THINK_S)
             if self.world.calm:
                 return
             lives = self.lives()
             if lives is None:
                 continue
-            if self.rng.random() < 0.4:
+            if self.rng.random() < 0.35:
                 yield from writer.act(lives)
             else:
                 yield from reader.act(lives)

@@ -176,7 +176,7 @@ class Library:
 
     def __init__(self, rng: random.Random, model: ModelSpec) -> None:
         self.model = model
-        self.names = tuple(range(rng.randrange(3, 7)))
+        self.names = tuple(range(rng.randrange(2, 5)))
         self._tokens: dict[int, list[int]] = {}
         for name in self.names:
             tokens = [rng.randrange(1000) for _ in range(PROMPT_TOKENS_MAX + 8)]

@@ -84,7 +84,7 @@ class Reader:
     def _text(self) -> Text:
         rng, library = self.rng, self.world.library
         n = rng.randrange(PROMPT_TOKENS_MAX // 3, PROMPT_TOKENS_MAX + 8)
-        tenant = TENANTS[0] if rng.random() < 0.8 else TENANTS[1]
+        tenant = TENANTS[0] if rng.random() < 0.9 else TENANTS[1]
         return library.text(rng.choice(library.names), n, self.client.weights, tenant)
 
     def _readers(self, lives: list[Life]) -> tuple[str, ...]:

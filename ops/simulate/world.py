@@ -32,7 +32,7 @@ from ...fabric.effects import (
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
 from ...fabric.invariants import check
-from ...fabric.messages import GrantSeen, GrantUntil, Member, Members
+from ...fabric.messages import GrantSeen, GrantUntil, Member, Members, SetMode, SetWeights
 from ...fabric.supervisor import (
     SUPERVISOR,
     Answered,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 CHECK_ALL_EVERY = 100
 WIRE_EVERY = 8
 """One message in so many goes through bytes and back; frozen records are shared otherwise."""
-RIGHT_S = 4.0
+RIGHT_S = 5.0
 LOOK_EVERY_S = 0.7
 DIRECTORY = "directory:0"
 
@@ -142,7 +142,7 @@ class World:
         self.wrong_reads = 0
         self.failure: Failure | None = None
         config = SupervisorConfig(
-            grant_s=RIGHT_S, renew_s=1.0, start_timeout_s=30.0, settled_s=2.0, backoff_s=0.2, backoff_s_max=1.0
+            grant_s=RIGHT_S, renew_s=1.4, start_timeout_s=30.0, settled_s=2.0, backoff_s=0.2, backoff_s_max=1.0
         )
         self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16("w1"))
         self.laws = Laws(self)
@@ -170,7 +170,7 @@ class World:
             restore_bytes_max=1024,
             limits=self.limits,
             ageing_s=0.5,
-            event_ack_s=1.7,
+            event_ack_s=3.1,
             event_batches_kept=8,
             dump_objects_max=16,
             lease_s_max=20.0,
@@ -340,6 +340,8 @@ class World:
                 if target is not None and target.alive:
                     self.feed(target, Received(sender, message))
                     return
+            elif to == DIRECTORY and isinstance(message, GrantUntil | SetWeights | SetMode):
+                return
             elif to == DIRECTORY:
                 if self.directory is not None:
                     self._to_directory(sender, message)
@@ -489,4 +491,4 @@ class World:
         for life in [*self.lives.values(), *self.zombies]:
             if client.name in life.clients:
                 life.clients.discard(client.name)
-                self.queue.after(self.rng.uniform(0.001, 0.05), self.feed, life, PeerClosed(client.name))
+                self.queue.after(self.rng.uniform(0.5, 0.6), self.feed, life, PeerClosed(client.name))

@@ -43,7 +43,7 @@ class Writer:
     def act(self, lives: list[Life]) -> Script:
         """One thing a writer does."""
         action = self.rng.choices(
-            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (6, 3, 3, 3, 2, 1)
+            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (6, 3, 2, 5, 2, 1)
         )[0]
         yield from action(lives)
 
@@ -51,7 +51,7 @@ class Writer:
         rng = self.rng
         if n is None:
             n = rng.randrange(4, PROMPT_TOKENS_MAX + 1)
-        tenant = TENANTS[0] if rng.random() < 0.8 else TENANTS[1]
+        tenant = TENANTS[0] if rng.random() < 0.9 else TENANTS[1]
         return self.world.library.text(rng.choice(self.world.library.names), n, self.client.weights, tenant)
 
     # --- stores --------------------------------------------------------------------------------
