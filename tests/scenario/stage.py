@@ -1,0 +1,32 @@
+"""A story told verb by verb from a test, on the pure world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvfabric.fabric.model import ModelSpec
+from kvfabric.ops.scenario.pure import PureWorld
+from kvfabric.ops.scenario.story import VERBS, Node, Step, Story
+from kvfabric.ops.scenario.verbs import Verbs
+
+LIMIT_S = 10_000.0
+
+
+class Stage:
+    """One model's nodes, and the verbs to say to them."""
+
+    def __init__(self, model: dict[str, Any], nodes: dict[str, dict[str, int]], *, slots: int = 256) -> None:
+        spec = ModelSpec.load(model)
+        room = {group.name: slots for group in spec.groups}
+        self.story = Story("test", "test", None, spec, {n: Node(capacity={**room, **c}) for n, c in nodes.items()}, ())
+        self.world = PureWorld(self.story)
+        self.verbs = Verbs(self.story, self.world)
+
+    def do(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Perform one verb with the arguments of the format (``name`` for ``as``); its answer."""
+        record = VERBS[verb].model_validate({("as" if k == "name" else k): v for k, v in args.items()})
+        tokens = getattr(record, "tokens", 0) or 0
+        self.verbs.tokens_max = max(self.verbs.tokens_max, tokens if isinstance(tokens, int) else tokens[1])
+        step = Step(verb, record, None, (), 1)
+        (got,) = self.world.run([self.verbs.perform(step)], LIMIT_S)
+        return dict(got)
