@@ -10,7 +10,6 @@ are private memory of this process: a copy still under way ends harmlessly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +44,10 @@ class Attempt:
     Dropping it without either quarantines its slots until this process's connection ends.
     """
 
-    def __init__(self, model: ModelSpec, client: HolderClient, begun: StoreBegun, lengths: Mapping[str, int]) -> None:
+    def __init__(self, model: ModelSpec, client: HolderClient, begun: StoreBegun) -> None:
         self._client = client
         self._number = begun.attempt
         self._order: list[tuple[str, int, int]] = []
-        self._lengths = lengths
         for run in begun.slots:
             name = model.groups[run.group].name
             slots = np.frombuffer(run.slots, dtype="<u4").tolist()
@@ -67,15 +65,18 @@ class Attempt:
         """The slot to write one object to: uint8 of shape (block_bytes,). Raises KeyError for another."""
         if self._writable is None:
             raise KeyError(f"{group}[{index}]: this attempt writes nothing")
-        return self._writable.view(self._slots[group, index])[: self._lengths[group]]
+        return self._writable.view(self._slots[group, index])
 
     def commit(self) -> Stored:
-        """Digest what was written and make it visible; a late or outdated attempt is refused."""
+        """Digest what was written and make it visible; a late or outdated attempt is refused.
+
+        From here on numpy refuses to write to the views (ValueError), and a write through a slice or tensor
+        made of one is a fault: end every copy before.
+        """
         sums = []
         if self._writable is not None:
             self._writable.seal()
-            for group, _, slot in self._order:
-                sums.append(checksum(self._writable.view(slot)[: self._lengths[group]]))
+            sums = [checksum(self._writable.view(slot)) for _, _, slot in self._order]
         try:
             done = self._client.call(StoreCommit(request_id(), self._number, b"".join(sums)), Done)
         except HolderLost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -54,6 +55,7 @@ class Directory(Service):
         return json.dumps(
             {
                 "address": self.address,
+                "pid": os.getpid(),
                 "epoch": self.core.epoch,
                 "requests_refused": self.requests_refused,
                 "holders": {h: {"incarnation": s.incarnation, "seq": s.seq} for h, s in streams.items()},

@@ -375,6 +375,7 @@ class Holder(Service):
         return json.dumps(
             {
                 "address": self.address,
+                "pid": os.getpid(),
                 "node": self.node,
                 "incarnation": self.incarnation,
                 "arena_bytes": self.memory.layout.size_bytes,

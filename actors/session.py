@@ -261,14 +261,12 @@ class Session:
         replace: bool,
     ) -> Attempt | Stored:
         items = []
-        lengths = {}
         for name, indices in wanted.items():
             group = self._group_index(name)
             spec = self.model.groups[group]
             limit = len(keys) // spec.unit_tokens
             if indices and not (indices[0] >= 0 and indices[-1] < limit):
                 raise FabricError(f"objects.{name}: index {indices[-1]} lies outside the prompt's {limit} objects")
-            lengths[name] = spec.block_bytes
             abi = self._passport_of(name).abi()
             items.append(StoreItem(self._objects(keys, group, shard, indices), revision, spec.block_bytes, abi))
         message = StoreBegin(request_id(), self._prompt(keys), tuple(items), retire, replace)
@@ -278,7 +276,7 @@ class Session:
             begun = client.call(message, StoreBegun)
             if begun.refused is not None:
                 return Stored(begun.refused, begun.group)
-            return Attempt(self.model, client, begun, lengths)
+            return Attempt(self.model, client, begun)
 
         try:
             return self._again(ask)
