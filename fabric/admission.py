@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -162,14 +163,13 @@ class AdmissionBook:
         """What is over a limit, or charged otherwise than owned."""
         if not self.limits:
             return []
+        by_group = Counter((obj.group, obj.tenant) for obj in owners if obj is not None)
         owned: dict[tuple[int, str], int] = {}
-        for obj in owners:
-            if obj is None:
-                continue
+        for (group, tenant), count in by_group.items():
             for i, limit in enumerate(self.limits):
-                if limit.concerns(obj.kind, obj.tenant):
-                    key = (i, obj.tenant if limit.each_tenant else "")
-                    owned[key] = owned.get(key, 0) + self._bytes[obj.group]
+                if limit.concerns(self.model.groups[group].kind, tenant):
+                    key = (i, tenant if limit.each_tenant else "")
+                    owned[key] = owned.get(key, 0) + count * self._bytes[group]
         found = []
         for key in sorted(owned.keys() | self._scopes.keys()):
             limit = self.limits[key[0]]

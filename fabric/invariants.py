@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from .books import Obj
 from .holder import HolderCore
 from .kinds import Layer
 from .leases import slots_stand
@@ -34,6 +34,9 @@ IN_HAND = frozenset({State.RESERVED, State.FILLING, State.RESTORING})
 
 STAYING = frozenset({State.SEALED, State.DEMOTING, State.EVICTING})
 """In these states an object's bytes lie where they lay: being written to disk or outdated moves nothing."""
+
+# An attribute of an enumeration is looked up by a call: these stand in a loop over every slot.
+_SEALED, _DEMOTING, _EVICTING = State.SEALED, State.DEMOTING, State.EVICTING
 
 ON_DISK_ONLY = frozenset({State.ON_TIER})
 
@@ -117,20 +120,18 @@ def admission_limits_hold(core: HolderCore) -> list[Violation]:
 def kinds_stay_separate(core: HolderCore) -> list[Violation]:
     """Each slot serves the one group and shard of its pool, and so its kind; no slot is in two pools."""
     books = core.ctx.books
-    found: list[Violation] = []
+    details: list[str] = []
     for (group, shard), pool in books.pools.items():
-        last = pool.first + pool.slots
+        first, last = pool.first, pool.first + pool.slots
         kind = books.model.groups[group].kind
-        details = [
-            f"slot {slot} is free in the pool of {group}/{shard}" for slot in pool.free if not pool.first <= slot < last
-        ]
+        if pool.free and not first <= min(pool.free) <= max(pool.free) < last:
+            details.append(f"a slot of another pool is free in the pool of {group}/{shard}")
         details += [
             f"slot {obj.slot} of pool {group}/{shard} holds a {obj.kind} of {obj.group}/{obj.shard}"
-            for obj in books.owner[pool.first : last]
-            if obj is not None and (obj.kind is not kind or obj.group != group or obj.shard != shard)
+            for obj in books.owner[first:last]
+            if obj is not None and (obj.group != group or obj.shard != shard or obj.kind is not kind)
         ]
-        found += [Violation("kinds_stay_separate", detail) for detail in details]
-    return found
+    return [Violation("kinds_stay_separate", detail) for detail in details]
 
 
 def validated_is_what_is_used(core: HolderCore) -> list[Violation]:
@@ -146,26 +147,28 @@ def validated_is_what_is_used(core: HolderCore) -> list[Violation]:
 def graph_topology_is_static(core: HolderCore) -> list[Violation]:
     """What a graph lease froze lies where it lay, sealed; what none froze is not frozen."""
     books = core.ctx.books
-    frozen: Counter[int] = Counter()
-    found = []
+    owed: list[int] = []
+    details: list[str] = []
     for record in core.ctx.leases.live.values():
-        if not record.graph:
-            continue
-        for run in record.proof.runs:
-            for slot in run.slots.tolist():
-                frozen[slot] += 1
-                obj = books.owner[slot]
-                if obj is None or obj.slot != slot or obj.state not in STAYING:
-                    state = "free" if obj is None else f"{obj.state} at slot {obj.slot}"
-                    found.append(
-                        Violation("graph_topology_is_static", f"graph lease {record.lease}: slot {slot} is {state}")
-                    )
-    found += [
-        Violation("graph_topology_is_static", f"slot {slot} is frozen {int(books.frozen[slot])} times")
-        for slot in np.flatnonzero(books.frozen).tolist()
-        if books.frozen[slot] != frozen.get(slot, 0)
+        if record.graph:
+            for run in record.proof.runs:
+                owed += run.slots.tolist()
+    for slot in set(owed):
+        obj = books.owner[slot]
+        if obj is None or obj.slot != slot or obj.state not in STAYING:
+            state = "free" if obj is None else f"{obj.state} at slot {obj.slot}"
+            details.append(f"frozen slot {slot} is {state}")
+    details += [
+        f"slot {slot} is frozen {have} times, {due} are owed" for slot, have, due in _unlike(books.frozen, owed)
     ]
-    return found
+    return [Violation("graph_topology_is_static", detail) for detail in details]
+
+
+def _unlike(counted: npt.NDArray[np.int32], owed: list[int]) -> list[tuple[int, int, int]]:
+    """Slots whose count is not how often they are owed: (slot, counted, owed)."""
+    due = np.bincount(owed, minlength=len(counted)) if owed else np.zeros_like(counted)
+    odd = np.flatnonzero(counted != due)
+    return [(slot, int(counted[slot]), int(due[slot])) for slot in odd.tolist()]
 
 
 def granted_after_proof(core: HolderCore) -> list[Violation]:
@@ -188,64 +191,58 @@ def granted_after_proof(core: HolderCore) -> list[Violation]:
 def nothing_is_lost(core: HolderCore) -> list[Violation]:
     """Every slot is free or owned, once; every owned slot and every pin is owed to somebody."""
     books = core.ctx.books
-    found: list[Violation] = []
-
-    def report(detail: str) -> None:
-        found.append(Violation("nothing_is_lost", detail))
-
-    claims, pins = _claims(core)
+    details = [f"slot {slot}: {have} pins, {due} are owed" for slot, have, due in _unlike(books.pins, _pins(core))]
+    hands = {id(obj) for desk in (core.stores, core.parts, core.disk) for obj in desk.in_hand()}
     counted = books.pins.tolist()
-    for (group, shard), pool in books.pools.items():
+    owner = books.owner
+    for key, pool in books.pools.items():
+        table = books.table[key]
         owned = evictable = 0
         for slot in range(pool.first, pool.first + pool.slots):
-            obj = books.owner[slot]
+            obj = owner[slot]
             if obj is None:
                 continue
             owned += 1
-            if obj.visible and obj.state is State.SEALED and not counted[slot]:
-                evictable += 1
+            state = obj.state
+            if state is _SEALED or state is _DEMOTING:
+                owed = table.get(obj.digest) is obj
+                evictable += state is _SEALED and obj.visible and not counted[slot]
+            elif state is _EVICTING:
+                owed = counted[slot] > 0
+            else:
+                owed = id(obj) in hands
+            if not owed:
+                details.append(f"slot {slot} is {state} and nobody's")
             if obj.slot != slot:
-                report(f"slot {slot} is owned by an object at slot {obj.slot}")
-            if counted[slot] != pins.get(slot, 0):
-                report(f"slot {slot} ({obj.state}): {counted[slot]} pins, {pins.get(slot, 0)} are owed")
-            if not _owed(books.table[group, shard], claims, obj, pinned=counted[slot] > 0):
-                report(f"slot {slot} is {obj.state} and nobody's")
-        free = set(pool.free)
-        if len(free) != len(pool.free):
-            report(f"pool {group}/{shard}: a slot is free twice")
-        if any(books.owner[slot] is not None for slot in free):
-            report(f"pool {group}/{shard}: an owned slot is free")
-        if len(free) + owned != pool.slots:
-            report(f"pool {group}/{shard}: {len(free)} free and {owned} owned of {pool.slots} slots")
-        if evictable != pool.evictable:
-            report(f"pool {group}/{shard}: {evictable} slots can be evicted, {pool.evictable} are counted")
+                details.append(f"slot {slot} is owned by an object at slot {obj.slot}")
+        details += _miscounted(core, key, owned, evictable)
+    return [Violation("nothing_is_lost", detail) for detail in details]
+
+
+def _miscounted(core: HolderCore, key: tuple[int, int], owned: int, evictable: int) -> list[str]:
+    """What one pool says of itself and is not so."""
+    books = core.ctx.books
+    pool = books.pools[key]
+    free = set(pool.free)
+    name = f"pool {key[0]}/{key[1]}"
+    found = []
+    if len(free) != len(pool.free):
+        found.append(f"{name}: a slot is free twice")
+    if len(free) + owned != pool.slots or any(books.owner[slot] is not None for slot in free):
+        found.append(f"{name}: {len(free)} free and {owned} owned of {pool.slots} slots")
+    if evictable != pool.evictable:
+        found.append(f"{name}: {evictable} slots can be evicted, {pool.evictable} are counted")
     return found
 
 
-def _owed(table: dict[bytes, Obj], claims: set[int], obj: Obj, *, pinned: bool) -> bool:
-    """Whether somebody will one day free or use this object's slot."""
-    match obj.state:
-        case State.SEALED | State.DEMOTING:
-            return table.get(obj.digest) is obj
-        case State.EVICTING:
-            return pinned
-        case _:
-            return id(obj) in claims
-
-
-def _claims(core: HolderCore) -> tuple[set[int], Counter[int]]:
-    """Objects in some desk's hands, and how many pins each desk holds on which object."""
-    hands: set[int] = set()
-    pins: Counter[int] = Counter()
-    for desk in (core.stores, core.parts, core.disk):
-        hands.update(id(obj) for obj in desk.in_hand())
-    for pinned in (core.pins.pinned(), core.disk.pinned()):
-        pins.update(obj.slot for obj in pinned)
-    pins.update(core.parts.pinned())
+def _pins(core: HolderCore) -> list[int]:
+    """Every slot that some desk has pinned, once a pin."""
+    slots = [obj.slot for desk in (core.pins, core.disk) for obj in desk.pinned()]
+    slots += core.parts.pinned()
     for record in core.ctx.leases.live.values():
         for run in record.proof.runs:
-            pins.update(run.slots.tolist())
-    return hands, pins
+            slots += run.slots.tolist()
+    return slots
 
 
 Invariant = Callable[[HolderCore], list[Violation]]

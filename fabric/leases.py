@@ -25,6 +25,8 @@ from .validation import Proof
 
 LEASE_S_MAX = 3600.0
 
+_SEALED = int(SlotState.SEALED)
+
 
 def grace_s(lease_s: float) -> float:
     """Seconds a holder keeps pins past the deadline its reader believes in."""
@@ -162,4 +164,4 @@ def slots_unchanged(part: LeasePart, arena: Arena) -> bool:
 
 def slots_stand(slots: npt.NDArray[np.integer[Any]], versions: bytes, arena: Arena) -> bool:
     """Whether these slots bear these versions (uint64 each), sealed."""
-    return arena.versions[slots].tobytes() == versions and bool((arena.states[slots] == SlotState.SEALED).all())
+    return arena.versions[slots].tobytes() == versions and bool((arena.states[slots] == _SEALED).all())
