@@ -26,7 +26,7 @@ import numpy as np
 
 from ...fabric.arena import Arena, ArenaLayout, PoolLayout
 from ...transport.digest import checksum
-from ...transport.link import Headers, Link, LinkError, LinkKind, Pair, Region
+from ...transport.link import Headers, Link, LinkError, Pair, Region
 from ...transport.memfd import ArenaMemory
 from ...transport.nixl_settings import NixlSettings, nixl_environment
 
@@ -42,6 +42,8 @@ _LAYOUT = ArenaLayout([PoolLayout(0, 0, BLOCKS, BLOCK_BYTES)])
 _SLOTS = list(range(BLOCKS))
 _PAIRS = [Pair(slot, slot, BLOCK_BYTES) for slot in _SLOTS]
 _VERSION = 1
+SHARED_MEMORY, NIXL, ISOLATED, TCP = "shared_memory", "nixl", "isolated", "tcp"
+"""Ways of reading; ``isolated`` is NIXL in a process of its own."""
 _MODULE = __spec__.name  # under `python -m` as well, where __name__ is __main__
 
 Round = dict[str, float]
@@ -53,16 +55,19 @@ def figures(rounds: int = ROUNDS) -> list[dict[str, Any]]:
 
     Raises RuntimeError with the child's words where a pair of processes could not measure.
     """
-    shared = _measure(LinkKind.SHARED_MEMORY, rounds)
-    nixl = _measure(LinkKind.NIXL, rounds)
-    tcp = _measure(LinkKind.TCP, rounds)
+    shared = _measure(SHARED_MEMORY, rounds)
+    nixl = _measure(NIXL, rounds)
+    isolated = _measure(ISOLATED, rounds)
+    tcp = _measure(TCP, rounds)
     return [
         _ratio("same_host_digests_of_memcpy", shared, "memcpy", "link", 0.55),
         _ratio("same_host_versions_of_memcpy", shared, "memcpy", "versions_only", 0.8),
         _ratio("nixl_tcp_of_bare_nixl_read", nixl, "bare", "link", 0.85),
+        _ratio("isolated_nixl_tcp_of_bare_nixl_read", isolated, "bare", "link", 0.85),
         _speed("memcpy_speed", shared, "memcpy"),
         _speed("same_host_speed", shared, "link"),
         _speed("nixl_tcp_speed", nixl, "link"),
+        _speed("isolated_nixl_tcp_speed", isolated, "link"),
         _speed("plain_tcp_speed", tcp, "link"),
         _figure("nixl_first_read", 1e3 * nixl[0]["connect"], "ms"),
     ]
@@ -81,44 +86,50 @@ def _figure(name: str, value: float, unit: str, target: float | None = None) -> 
     return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "holds": holds}
 
 
-# -- two processes a kind of link
+# -- two processes a way
 
 
-def _measure(kind: LinkKind, rounds: int) -> list[Round]:
+def _measure(way: str, rounds: int) -> list[Round]:
     """Run a reader, which starts its own source; its rounds."""
     secret = secrets.token_hex(16)
     done = subprocess.run(
-        _command("read", kind, rounds),
+        _command("read", way, rounds),
         input=secret,
         capture_output=True,
         text=True,
         timeout=CHILD_TIMEOUT_S,
-        env=_environment(kind),
+        env=_environment(way),
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"bench transfer, {kind}: {done.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"bench transfer, {way}: {done.stderr.strip().splitlines()[-1:]}")
     measured: list[Round] = json.loads(done.stdout)
     return measured
 
 
-def _command(role: str, kind: LinkKind, rounds: int = 0) -> list[str]:
-    return [sys.executable, "-m", _MODULE, role, str(kind), str(rounds)]
+def _command(role: str, way: str, rounds: int = 0) -> list[str]:
+    return [sys.executable, "-m", _MODULE, role, way, str(rounds)]
 
 
-def _environment(kind: LinkKind) -> dict[str, str]:
-    return {**os.environ, **nixl_environment(_SETTINGS)} if kind is LinkKind.NIXL else dict(os.environ)
+def _environment(way: str) -> dict[str, str]:
+    return {**os.environ, **nixl_environment(_SETTINGS)} if way in {NIXL, ISOLATED} else dict(os.environ)
 
 
-def _start_link(kind: LinkKind, memory: ArenaMemory, holder: str, secret: bytes) -> Link:
+def _start_link(way: str, memory: ArenaMemory, holder: str, secret: bytes) -> Link:
     started: Link | LinkError
-    if kind is LinkKind.NIXL:
+    if way == NIXL:
         from ...transport.nixl_link import NixlLink
 
         started = NixlLink.start(
             memory.arena, holder=holder, incarnation=1, suffix=secrets.token_hex(4), settings=_SETTINGS
         )
-    elif kind is LinkKind.TCP:
+    elif way == ISOLATED:
+        from ...transport.isolated_link import IsolatedLink
+
+        started = IsolatedLink.start(
+            memory, holder=holder, incarnation=1, suffix=secrets.token_hex(4), settings=_SETTINGS
+        )
+    elif way == TCP:
         from ...transport.tcp_link import TcpLink
 
         started = TcpLink.start(memory.arena, holder=holder, incarnation=1, host="127.0.0.1", secret=secret)
@@ -131,7 +142,7 @@ def _start_link(kind: LinkKind, memory: ArenaMemory, holder: str, secret: bytes)
     return started
 
 
-def _source(kind: LinkKind, secret: bytes) -> None:
+def _source(way: str, secret: bytes) -> None:
     """Hold sealed blocks until the reader closes our stdin."""
     memory = ArenaMemory.create(_LAYOUT, 1, reserve=True)
     rng = np.random.default_rng(1)
@@ -139,15 +150,15 @@ def _source(kind: LinkKind, secret: bytes) -> None:
         memory.arena.begin_write(slot)
         memory.arena.payload(slot)[:] = rng.integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
         memory.arena.seal(slot, BLOCK_BYTES, checksum(memory.arena.payload(slot)), bytes(16), 0)
-    link = _start_link(kind, memory, "source", secret)
+    link = _start_link(way, memory, "source", secret)
     _say(base64.b64encode(msgpack.packb(link.region().to_plain())).decode())
     sys.stdin.read()
 
 
-def _read(kind: LinkKind, secret: bytes, rounds: int) -> None:
+def _read(way: str, secret: bytes, rounds: int) -> None:
     """Measure all rounds against a source of our own."""
     source = subprocess.Popen(
-        _command("source", kind), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(kind)
+        _command("source", way), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(way)
     )
     assert source.stdin is not None
     assert source.stdout is not None
@@ -155,14 +166,14 @@ def _read(kind: LinkKind, secret: bytes, rounds: int) -> None:
     source.stdin.flush()
     region = Region.from_plain(msgpack.unpackb(base64.b64decode(source.stdout.readline())))
     memory = ArenaMemory.create(_LAYOUT, 1, reserve=True)
-    link = _start_link(kind, memory, "reader", secret)
+    link = _start_link(way, memory, "reader", secret)
     began = time.perf_counter()
     _must(link.connect(region, DEADLINE_S))
     connected = time.perf_counter() - began
     ways: dict[str, Callable[[], None]] = {"link": lambda: _fetch_and_prove(link, region)}
-    if kind is LinkKind.SHARED_MEMORY:
+    if way == SHARED_MEMORY:
         ways = _memory_ways(memory.arena, link, region) | ways
-    if kind is LinkKind.NIXL:
+    if way in {NIXL, ISOLATED}:
         ways = _nixl_ways(memory.arena, region) | ways
     _say([{"connect": connected, **_round(ways)} for _ in range(rounds + 1)][1:])
     source.kill()
@@ -252,17 +263,17 @@ def _say(what: object) -> None:
     sys.stdout.flush()
 
 
-def _main(role: str, kind: LinkKind, rounds: int) -> None:
+def _main(role: str, way: str, rounds: int) -> None:
     secret = bytes.fromhex(sys.stdin.readline())
     if role == "read":
-        _read(kind, secret, rounds)
+        _read(way, secret, rounds)
     else:
-        _source(kind, secret)
+        _source(way, secret)
 
 
 if __name__ == "__main__":
     try:
-        _main(sys.argv[1], LinkKind(sys.argv[2]), int(sys.argv[3]))
+        _main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     except (RuntimeError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         os._exit(1)

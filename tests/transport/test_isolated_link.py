@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +37,11 @@ def start(holder: str, **settings: str) -> IsolatedLink:
     return link
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def links() -> Iterator[tuple[IsolatedLink, IsolatedLink]]:
-    """A source and a reader, each with its child."""
-    source, reader = start("source"), start("reader")
+    """A source and a reader, each with its child; tests end the children, and leave the links working."""
+    with ThreadPoolExecutor() as pool:
+        source, reader = pool.map(start, ("source", "reader"))
     yield source, reader
     source.close()
     reader.close()
@@ -65,15 +67,15 @@ def failures(results: list[PairResult]) -> set[LinkFailure | None]:
 
 def test_a_killed_child_costs_typed_failures_and_is_started_again(links: tuple[IsolatedLink, IsolatedLink]) -> None:
     source, reader = links
-    before = source.region()
+    before, restarts = source.region(), (source.restarts, reader.restarts)
     assert failures(reader.fetch(before, PAIRS, 10)) == {None}
     os.kill(pid_of(reader), signal.SIGKILL)
     assert failures(reader.fetch(before, PAIRS, 10)) <= {LinkFailure.UNAVAILABLE}
-    assert wait_until(lambda: reader.restarts == 1)
+    assert wait_until(lambda: reader.restarts == restarts[1] + 1)
     assert failures(reader.fetch(before, PAIRS, 10)) == {None}
     # The source's child ends as well; peers ask for its region again.
     os.kill(pid_of(source), signal.SIGABRT)
-    assert wait_until(lambda: source.restarts == 1)
+    assert wait_until(lambda: source.restarts == restarts[0] + 1)
     assert source.region().address["agent"] != before.address["agent"]
     assert failures(reader.fetch(before, PAIRS, 5)) <= {LinkFailure.PEER_LOST, LinkFailure.REFUSED}
     results = reader.fetch(source.region(), PAIRS, 10)
@@ -85,13 +87,14 @@ def test_a_child_that_does_not_answer_is_ended_and_proves_quiet(
 ) -> None:
     monkeypatch.setattr(isolated_link, "ANSWER_GRACE_S", 0.2)
     source, reader = links
+    restarts = reader.restarts
     assert reader.connect(source.region(), 10) is None
     os.kill(pid_of(reader), signal.SIGSTOP)
     results = reader.fetch(source.region(), PAIRS, 0.2)
     assert failures(results) == {LinkFailure.UNAVAILABLE}
     assert all(result.token is None for result in results)
     assert "did not answer" in results[0].detail
-    assert wait_until(lambda: reader.restarts == 1)
+    assert wait_until(lambda: reader.restarts == restarts + 1)
     assert failures(reader.fetch(source.region(), PAIRS, 10)) == {None}
 
 
@@ -109,7 +112,12 @@ def test_tokens_of_an_ended_child_are_quiet_and_not_mistaken_for_another_ones(
     assert all(reader.quiet(token) for token in tokens)
     second = reader.fetch(source.region(), PAIRS, 0.2)
     assert tokens.isdisjoint({result.token for result in second})
+    assert reader.fence() is None
+    reader._memory.arena.bytes[LAYOUT.offset_of(0) :] = 0
     os.kill(pid_of(source), signal.SIGCONT)
+    time.sleep(0.3)
+    assert not reader._memory.arena.bytes[LAYOUT.offset_of(0) :].any()
+    assert wait_until(lambda: failures(reader.fetch(source.region(), PAIRS, 5)) == {None})
 
 
 def test_a_stopped_owner_outlives_a_reader_killed_in_mid_transfer(
@@ -176,7 +184,12 @@ def test_the_child_ends_with_its_holder_however_that_ends(ending: str) -> None:
         assert (noise, holder.returncode) == ("", 0)
 
 
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
 def test_a_link_that_cannot_start_says_why_and_leaves_no_child() -> None:
+    before = children()
     memory = ArenaMemory.create(LAYOUT, 1)
     error = IsolatedLink.start(
         memory, holder="h", incarnation=1, suffix="x", settings=NixlSettings(backend="CARRIER_PIGEON")
@@ -184,8 +197,7 @@ def test_a_link_that_cannot_start_says_why_and_leaves_no_child() -> None:
     assert isinstance(error, LinkError)
     assert error.failure is LinkFailure.UNAVAILABLE
     assert "CARRIER_PIGEON" in error.detail
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not [pid for pid in children if "link_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert children() <= before
 
 
 def test_results_survive_the_wire() -> None:

@@ -6,11 +6,12 @@ from kvfabric.ops.bench import transfer
 
 
 def test_the_figures_are_measured_and_judged_by_their_targets() -> None:
-    figures = {figure["name"]: figure for figure in transfer.figures(rounds=3)}
+    figures = {figure["name"]: figure for figure in transfer.figures(rounds=1)}
     assert {name: figure["target"] for name, figure in figures.items() if figure["target"]} == {
         "same_host_digests_of_memcpy": 0.55,
         "same_host_versions_of_memcpy": 0.8,
         "nixl_tcp_of_bare_nixl_read": 0.85,
+        "isolated_nixl_tcp_of_bare_nixl_read": 0.85,
     }
     for figure in figures.values():
         assert figure["value"] > 0
