@@ -1,7 +1,4 @@
-"""One process's way to one holder: the control connection and the mapped arena.
-
-Every session of a process shares these, one a holder's life.
-"""
+"""A session's way to one holder: its control connections and the mapped arena, one of these a holder's life."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@
     lease.release(reused_tokens=lease.tokens)
 
 Dropping a lease without releasing it leaves its slots pinned until its deadline and grace are over.
+A process that opened a lease by its token only lets go of it (``close``); whoever was granted it
+releases it, for all its readers.
 """
 
 from __future__ import annotations
@@ -95,9 +97,18 @@ class Views(Mapping[str, GroupView]):
 
 
 class Lease:
-    """A granted lease. Made by a session or by :meth:`open`; a context manager that releases."""
+    """A granted lease. A context manager: made by a session it releases, made by :meth:`open` it closes."""
 
-    def __init__(self, model: ModelSpec, grant: LeaseGrant, clients: Mapping[str, HolderClient], node: str) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        grant: LeaseGrant,
+        clients: Mapping[str, HolderClient],
+        node: str,
+        *,
+        opened: bool = False,
+    ) -> None:
+        self._opened = opened
         self._model = model
         self.grant = grant
         self._clients = dict(clients)
@@ -171,9 +182,15 @@ class Lease:
         """End the lease. ``reused_tokens``: what was really used after a clean check. Idempotent."""
         if self._released:
             return
-        self._released = True
         with contextlib.suppress(HolderLost):  # a holder that is gone keeps no pins
             self._leader().call(Release(request_id(), self.grant.lease, reused_tokens), Done)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lease here; nothing changes for its other readers. Idempotent."""
+        self._released = True
+        if self._opened:
+            _close_all(self._clients)
 
     def _leader(self) -> HolderClient:
         return self._clients[self.grant.leader]
@@ -182,7 +199,10 @@ class Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.release()
+        if self._opened:
+            self.close()
+        else:
+            self.release()
 
     # --- handing over --------------------------------------------------------------------------
 
@@ -205,7 +225,10 @@ class Lease:
 
     @classmethod
     def open(cls, token: bytes) -> Lease:
-        """The lease behind a token. Raises LeaseRefused where it is over, FabricError on another node."""
+        """The lease behind a token, as of when the token was made: who renews it makes a new one.
+
+        Raises LeaseRefused where it is over, FabricError on another node, WireError for what is no token.
+        """
         try:
             schema, host, node, deadline_s, grant, members, model = msgpack.unpackb(token, raw=False)
         except (ValueError, TypeError, msgpack.UnpackException):
@@ -215,16 +238,30 @@ class Lease:
         here = node_here()
         if host != host_identity() or (here is not None and here != node):
             raise FabricError("this lease is of another node: ask a session here for one of its own")
-        clients = {}
-        for raw in members:
-            member = wire.decode_plain(Member, raw)
-            clients[member.address] = HolderClient(member)
-        lease = cls(ModelSpec.model_validate_json(model), wire.decode_plain(LeaseGrant, grant), clients, node)
+        try:
+            spec, known = ModelSpec.model_validate_json(model), wire.decode_plain(LeaseGrant, grant)
+            places = [wire.decode_plain(Member, raw) for raw in members]
+        except (ValueError, TypeError):
+            raise WireError("not a lease token") from None
+        clients: dict[str, HolderClient] = {}
+        try:
+            for member in places:
+                clients[member.address] = HolderClient(member)
+        except HolderLost:
+            _close_all(clients)
+            raise LeaseRefused(Reason.HOLDER_LOST) from None
+        lease = cls(spec, known, clients, node, opened=True)
         lease.deadline_s = float(deadline_s)
         refused = lease.check()
         if refused is not None:
+            lease.close()
             raise LeaseRefused(refused)
         return lease
+
+
+def _close_all(clients: Mapping[str, HolderClient]) -> None:
+    for client in clients.values():
+        client.close()
 
 
 def node_here() -> str | None:

@@ -102,3 +102,14 @@ def holders(running: Fabric) -> list[dict[str, Any]]:
     """The status of each holder, that of this process's node first."""
     here = running.info().node
     return sorted(running.status()["holders"], key=lambda h: h.get("node") != here)
+
+
+def successor(running: Fabric, before: dict[str, Any]) -> dict[str, Any]:
+    """The status of the holder that takes a dead one's place, once all holders are up."""
+
+    def is_up(found: list[dict[str, Any]]) -> bool:
+        after = {h["address"]: h.get("incarnation", 0) for h in found}
+        return len(found) == 2 and all(after.values()) and after.get(before["address"], 0) > before["incarnation"]
+
+    found = stories.eventually(lambda: holders(running), is_up)
+    return next(h for h in found if h["address"] == before["address"])

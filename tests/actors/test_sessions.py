@@ -1,0 +1,272 @@
+"""Sessions: passed on, awaited, and what a client may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kvfabric
+from kvfabric import Fabric, FabricError, Reason, Session, Status
+from kvfabric.actors import ray_api
+from kvfabric.fabric import wire
+from kvfabric.fabric.messages import (
+    Acquire,
+    ArenaRequest,
+    Done,
+    Drop,
+    GrantUntil,
+    HolderGone,
+    Members,
+    Misuse,
+    Objects,
+    PartGrant,
+    PeerHello,
+    Prompt,
+    Renew,
+    SetMode,
+    SetWeights,
+    SlotsRequest,
+    StatusReply,
+    StatusRequest,
+    StoreAbort,
+    StoreBegin,
+    StoreCommit,
+    StoreItem,
+    WriteSlots,
+)
+from kvfabric.fabric.passport import Abi
+from kvfabric.transport.control_client import BlockingClient, ConnectionLost
+
+from .conftest import Away, holders, successor
+from .stories import eventually, objects, prompt, wrong_bytes
+
+
+def probed(kept: dict[str, Any], session: Session, tokens: list[int]) -> tuple[int, int, str]:
+    with session:
+        return session.probe(tokens).tokens, os.getpid(), session.weights_revision
+
+
+def test_a_session_passed_to_another_process_reconnects_there(session: Session, away: Away) -> None:
+    tokens = prompt("passed on")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    _, pid, weights = eventually(lambda: away.do(probed, session, tokens), lambda told: told[0] == 64)
+    assert pid != os.getpid()
+    assert weights == session.weights_revision
+
+
+def test_an_asyncio_session_has_the_same_verbs(fabric: Fabric) -> None:
+    async def story() -> None:
+        session = await kvfabric.connect_async()
+        model = session.session.model
+        prompts = [prompt(f"asyncio {i}") for i in range(4)]
+        stored = await asyncio.gather(*(session.publish(tokens, objects(model, tokens)) for tokens in prompts))
+        assert all(s.ok for s in stored)
+        answers = await asyncio.gather(*(session.acquire(tokens) for tokens in prompts))
+        for tokens, answer in zip(prompts, answers, strict=True):
+            assert answer.status is Status.FULL_HIT
+            assert answer.lease is not None
+            with answer.lease as lease:
+                assert wrong_bytes(lease, model, tokens) == []
+        assert (await session.probe(prompts[0])).tokens == 64
+        assert (await session.explain(prompts[0])).tokens == 64
+        await session.close()
+
+    asyncio.run(story())
+
+
+def test_connecting_to_a_fabric_that_is_not_there_is_one_clear_line(fabric: Fabric) -> None:
+    with pytest.raises(FabricError, match=r"^no fabric 'nowhere' runs on this cluster: kvfabric\.launch"):
+        kvfabric.connect("nowhere")
+
+
+def test_a_bypassed_fabric_answers_recompute_and_keeps_what_was_granted(fabric: Fabric, session: Session) -> None:
+    tokens = prompt("bypassed")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    lease = session.acquire(tokens).lease
+    assert lease is not None
+    fabric.bypass(on=True)
+    try:
+        answer = session.acquire(tokens)
+        assert (answer.tokens, answer.lease) == (0, None)
+        assert answer.cause is not None
+        assert answer.cause.reason is Reason.BYPASSED
+        assert wrong_bytes(lease, session.model, tokens) == []
+    finally:
+        fabric.bypass(on=False)
+    lease.release()
+    answer = session.acquire(tokens)
+    assert answer.status is Status.FULL_HIT
+    answer.cancel()
+
+
+# --- what a client may not do ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def socket(fabric: Fabric) -> Iterator[BlockingClient]:
+    """A client's bare connection to this node's holder."""
+    here = holders(fabric)[0]["address"]
+    member = next(m for m in fabric.info().members if m.address == here)
+    with BlockingClient.connect(member.unix) as client:
+        yield client
+
+
+def said(socket: BlockingClient, frame: bytes) -> Any:
+    answer = socket.request(frame, 5.0)
+    assert answer.descriptors == ()
+    return wire.decode(answer.payload)
+
+
+def alive(socket: BlockingClient) -> bool:
+    return isinstance(said(socket, wire.encode(StatusRequest("s"))), StatusReply)
+
+
+ABI = Abi()
+KEYS = ((16, bytes(4 * 32)), (4, bytes(17 * 32)))
+GOOD = Prompt(bytes(32), bytes(16), "", 70, KEYS)
+
+
+def begin(objects_of: Objects, length: int = 5000, prompt_of: Prompt = GOOD) -> StoreBegin:
+    return StoreBegin("r", prompt_of, (StoreItem(objects_of, 0, length, ABI),), (), False)
+
+
+def acquire(**changed: Any) -> Acquire:
+    fields: dict[str, Any] = {
+        "request": "r",
+        "prompt": GOOD,
+        "abis": (ABI,) * 4,
+        "readers": ("me",),
+        "lease_s": 1.0,
+        "wait_s": None,
+    }
+    fields |= {"min_tokens": 0, "probe": True}
+    return Acquire(**(fields | changed))
+
+
+SENSELESS = {
+    "another group": (begin(Objects(9, 0, (0,), bytes(32))), "no group number 9"),
+    "another shard": (begin(Objects(0, 1, (0,), bytes(32))), "no shard 1"),
+    "half a digest": (begin(Objects(0, 0, (0,), bytes(16))), "bytes of digests"),
+    "an index before the first": (begin(Objects(0, 0, (-1,), bytes(32))), "indices must ascend"),
+    "an index twice": (begin(Objects(0, 0, (1, 1), bytes(64))), "indices must ascend"),
+    "an index outside the prompt": (begin(Objects(0, 0, (4,), bytes(32))), "outside the prompt"),
+    "more bytes than a slot has": (begin(Objects(0, 0, (0,), bytes(32)), 5001), "5001 bytes are no object of csa"),
+    "digests of another prompt": (acquire(prompt=Prompt(bytes(32), bytes(16), "", 64, KEYS)), "every 4"),
+    "half a namespace": (acquire(prompt=Prompt(bytes(16), bytes(16), "", 0, ())), "namespace has 32"),
+    "passports of another model": (acquire(abis=(ABI,)), "abis: 1 are given for 4 groups"),
+    "no reader": (acquire(readers=()), "readers"),
+    "a lease of no length": (acquire(lease_s=0.0), "lease_s"),
+    "a lease without end": (acquire(lease_s=float("nan")), "lease_s"),
+    "a renewal without end": (Renew("r", 1, float("nan")), "lease_s"),
+    "a negative wait": (acquire(wait_s=-1.0), "wait_s"),
+    "no name": (acquire(request=""), "request"),
+    "half a drop": (Drop("r", (Objects(0, 0, (0, 1), bytes(32)),)), "objects: 2 objects"),
+}
+
+
+@pytest.mark.parametrize(("record", "words"), SENSELESS.values(), ids=SENSELESS)
+def test_a_senseless_request_is_refused_by_name_and_costs_nothing_else(
+    fabric: Fabric, socket: BlockingClient, record: Any, words: str
+) -> None:
+    before = holders(fabric)[0]
+    reply = said(socket, wire.encode(record))
+    assert isinstance(reply, Misuse)
+    assert words in reply.text
+    assert alive(socket)
+    after = holders(fabric)[0]
+    assert after["requests_refused"] == before["requests_refused"] + 1
+    assert {k: after[k] for k in ("pools", "attempts", "leases")} == {
+        k: before[k] for k in ("pools", "attempts", "leases")
+    }
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", os.urandom(64), b"\x93\x01\x0a\x90", b"\x93\x63\x0a\x90", bytes(5000)])
+def test_garbage_in_a_frame_costs_one_refused_request(socket: BlockingClient, frame: bytes) -> None:
+    assert isinstance(said(socket, frame), Misuse)
+    assert alive(socket)
+
+
+def test_garbage_instead_of_frames_costs_its_own_connection_only(fabric: Fabric, socket: BlockingClient) -> None:
+    member = next(m for m in fabric.info().members if m.address == holders(fabric)[0]["address"])
+    vandal = BlockingClient.connect(member.unix)
+    vandal._channel.sock.sendall(struct.pack("<IQHH", 2**32 - 1, 1, 0, 0) + b"x" * 100)
+    with pytest.raises(ConnectionLost):
+        vandal.request(wire.encode(StatusRequest("s")), 5.0)
+    vandal.close()
+    assert alive(socket)
+
+
+FORBIDDEN = [
+    GrantUntil(1, 3600.0),
+    SetWeights(bytes(16), ()),
+    SetMode(draining=True, bypassed=True),
+    HolderGone("directory:0", 99),
+    Members(10**9, ()),
+    PartGrant("op", 30.0, False),
+]
+
+
+@pytest.mark.parametrize("record", FORBIDDEN, ids=lambda record: type(record).__name__)
+def test_what_only_peers_may_say_is_refused_from_a_client(
+    fabric: Fabric, session: Session, socket: BlockingClient, record: Any
+) -> None:
+    assert isinstance(said(socket, wire.encode(record)), Misuse)
+    for sender in ("supervisor", holders(fabric)[1]["address"]):
+        hello = said(socket, wire.encode(PeerHello(sender, os.urandom(32))))
+        assert isinstance(hello, Misuse)
+        assert isinstance(said(socket, wire.encode(record)), Misuse)
+    assert isinstance(through_handle(fabric, wire.encode(record)), Misuse)
+    status = holders(fabric)[0]
+    assert (status["grants"], status["draining"], status["bypassed"]) == (True, False, False)
+
+
+def through_handle(fabric: Fabric, frame: bytes) -> Any:
+    return wire.decode(ray_api.call(fabric.holder().request.remote(frame)))
+
+
+def test_memory_is_not_handed_out_through_the_handle(fabric: Fabric) -> None:
+    reply = through_handle(fabric, wire.encode(ArenaRequest("a")))
+    assert isinstance(reply, Misuse)
+    assert "Unix socket" in reply.text
+
+
+def test_an_attempt_is_of_the_client_that_began_it(fabric: Fabric, session: Session, socket: BlockingClient) -> None:
+    attempt = session.begin(prompt("mine"), {"csa": [0]})
+    assert isinstance(attempt, kvfabric.Attempt)
+    number = attempt._number
+    for record in (
+        SlotsRequest("a", number),
+        WriteSlots("b", number, ()),
+        StoreCommit("c", number, bytes(16)),
+    ):
+        reply = said(socket, wire.encode(record))
+        assert isinstance(reply, Done)
+        assert reply.refused is Reason.ATTEMPT_SUPERSEDED
+    said(socket, wire.encode(StoreAbort("d", number)))
+    assert attempt.commit().ok
+
+
+def test_a_session_answers_while_its_holder_is_away_and_uses_the_next_one(fabric: Fabric, session: Session) -> None:
+    tokens = prompt("survivor")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    before = holders(fabric)[0]
+    os.kill(before["pid"], signal.SIGKILL)
+    answer = eventually(lambda: session.acquire(tokens), lambda answer: answer.lease is None, within_s=2.0)
+    assert (answer.status, answer.tokens) == (Status.MISS, 0)
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.HOLDER_LOST
+    assert session.publish(tokens, objects(session.model, tokens)).refused in (Reason.HOLDER_LOST, None)
+
+    eventually(lambda: session.publish(prompt("after"), objects(session.model, prompt("after"))).ok)
+    assert successor(fabric, before)["address"] == before["address"]
+    assert session.probe(prompt("after")).tokens == 64
+    lease = session.acquire(prompt("after")).lease
+    assert lease is not None
+    with lease:
+        assert wrong_bytes(lease, session.model, prompt("after")) == []
