@@ -1,0 +1,1 @@
+"""Operating and judging the fabric: the command line, scenarios, simulation, benchmarks."""

@@ -182,9 +182,7 @@ class Swap(Keyed):
     ) = None
     tokens: (
         Annotated[
-            Annotated[Count, Tag("<plain>")]
-            | Annotated[Count, Tag("<mapping>")]
-            | Annotated[Range, Tag("<list>")],
+            Annotated[Count, Tag("<plain>")] | Annotated[Count, Tag("<mapping>")] | Annotated[Range, Tag("<list>")],
             Discriminator(_shape),
         ]
         | None

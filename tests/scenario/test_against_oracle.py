@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvfabric.ops.scenario.content import tokens_of
 from kvfabric.ops.scenario.story import Branch
 
-from ..oracle.oracle import HISTORY, Answer, Copy, Group, Key, Oracle
+from ..oracle.oracle import Answer, Copy, Group, Key, Oracle
 from ..oracle.oracle import World as Copies
 from ..oracle.worlds import group_fields, models, root_of
 from .stage import Stage
@@ -151,7 +151,9 @@ class Teller:
 
     def _family(self, move: Move, group: Group) -> None:
         """A history and all that is of it, up to n, under one revision; a window likewise."""
-        members = [g for g in self.ledger.groups if root_of(self.ledger.groups, g) == root_of(self.ledger.groups, group)]
+        members = [
+            g for g in self.ledger.groups if root_of(self.ledger.groups, g) == root_of(self.ledger.groups, group)
+        ]
         said = {g.name: {"tokens": [0, move.n], "revision": move.revision} for g in members}
         prompt = PROMPTS[move.prompt]
         assert self.stage.do("store", at=move.node, prompt=prompt, tokens=move.n, groups=said) == {"ok": True}
