@@ -25,6 +25,9 @@ from . import ray_api, sweeper
 OBJECT_STORE_BYTES = 80 << 20
 SWEEP_TIMEOUT_S = 20.0
 
+_HEAD = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
+"""No dashboard, no autoscaler, nobody who tails logs for a driver that asks for none: two processes fewer."""
+
 
 class EmbeddedCluster:
     """A running embedded cluster; this process is connected to it as a driver.
@@ -78,7 +81,7 @@ class EmbeddedCluster:
                     num_cpus=2,
                     object_store_memory=OBJECT_STORE_BYTES,
                     resources={f"kvfabric_node_{number}": 1},
-                    **({"include_dashboard": False} if number == 0 else {"wait": False}),
+                    **(_HEAD if number == 0 else {"wait": False}),
                 )
             self._cluster.wait_for_nodes()
             ray_api.ray().init(
