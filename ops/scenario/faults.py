@@ -19,6 +19,8 @@ class Faults:
     def inject(self, fault: Fault, times: int, load: tuple[int, int] | None) -> None:
         if load is not None:
             self.loads[load] = times
+        elif fault is Fault.LOAD_FAIL:
+            self.loads.clear()
         else:
             self.left[fault] = times
 

@@ -149,24 +149,30 @@ class PureWorld:
         stalled, stalled_at_s = 0, self._now
         try:
             while waiting:
-                ready = [i for i, (_, reply) in waiting.items() if reply is None or reply.done]
-                for i in ready:
-                    try:
-                        waiting[i] = (waiting[i][0], waiting[i][0].send(None))
-                    except StopIteration as end:
-                        results[i] = end.value
-                        del waiting[i]
-                    self._pump()
-                if ready:
-                    continue
-                stalled, stalled_at_s = (stalled + 1 if self._now == stalled_at_s else 0), self._now
-                if stalled > TIMERS_AT_ONCE_MAX or not self._jump(until_s):
-                    raise Hung(f"{len(waiting)} of {len(work)} steps wait for ever")
+                moved = self._resume(waiting, results)
+                if self._queue:
+                    self._queue.popleft()()  # one at a time, so that steps meet each other half-way
+                elif not moved:
+                    stalled, stalled_at_s = (stalled + 1 if self._now == stalled_at_s else 0), self._now
+                    if stalled > TIMERS_AT_ONCE_MAX or not self._jump(until_s):
+                        raise Hung(f"{len(waiting)} of {len(work)} steps wait for ever")
         finally:
             for coroutine, _ in waiting.values():
                 coroutine.close()
         self._settle()
         return results
+
+    def _resume(self, waiting: dict[int, tuple[Coroutine[Any, Any, Any], Reply | None]], results: list[Any]) -> bool:
+        """Let every step go on whose reply is there; whether any did."""
+        ready = [i for i, (_, reply) in waiting.items() if reply is None or reply.done]
+        for i in ready:
+            coroutine, _ = waiting[i]
+            try:
+                waiting[i] = (coroutine, coroutine.send(None))
+            except StopIteration as end:
+                results[i] = end.value
+                del waiting[i]
+        return bool(ready)
 
     def _pump(self) -> None:
         while self._queue:

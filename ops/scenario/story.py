@@ -351,7 +351,7 @@ class Inject(OneObject):
     @model_validator(mode="after")
     def _fits(self) -> Inject:
         named = self.block is not None or self.position is not None
-        if self.fault is Fault.LOAD_FAIL and not (self.group and named):
+        if self.fault is Fault.LOAD_FAIL and self.times and not (self.group and named):
             raise ValueError("load_fail needs a group, and a block or position")
         if self.fault is not Fault.LOAD_FAIL and (self.group or named):
             raise ValueError("group, block and position belong to load_fail")

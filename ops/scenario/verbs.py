@@ -142,7 +142,8 @@ class Verbs:
         if attempt is not None:
             attempt.ended = True
         for seat, begun in attempt.shares if attempt is not None else ():
-            refusals.append(await self._done(seat.holder, record(self._request(), begun.attempt)))
+            refused = await self._done(seat.holder, record(self._request(), begun.attempt))
+            refusals.append(None if refused is Reason.HOLDER_LOST else refused)  # an attempt ends with its holder
         return _first(refusals)
 
     async def _begin_store(self, args: words.Store) -> OpenAttempt | Got:

@@ -14,10 +14,13 @@ from typing import Any, Protocol
 from ...fabric.arena import Arena
 from ...fabric.messages import StoreBegun
 from ...fabric.model import ModelSpec
-from .story import Fault, How, Story, Where
+from .story import Acquire, Extend, Fault, How, Store, Story, Where
 
 SHARED_HOLDERS_MAX = 4
 """Holders a node has at most; with more shards each owns several."""
+
+
+SLOTS_SPARE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +133,14 @@ def seats_of(model: ModelSpec, node: str) -> tuple[Seat, ...]:
 
 def slots_needed(story: Story) -> dict[tuple[str, str], int]:
     """(node, group) -> slots a group and shard: what the story says, or room for all it ever moves there."""
-    written = {group.name: 16 for group in story.model.groups}
+    needed = {(node, group.name): SLOTS_SPARE for node in story.nodes for group in story.model.groups}
     for step in story.each_step():
-        tokens = getattr(step.args, "tokens", None)
-        n = tokens if isinstance(tokens, int) else tokens[1] if isinstance(tokens, list) else 0
+        if not isinstance(step.args, Store | Extend | Acquire):
+            continue
+        tokens = step.args.tokens
+        n = tokens if isinstance(tokens, int) else tokens[1]
         for group in story.model.groups:
-            written[group.name] += n // group.unit_tokens
-    return {
-        (name, group.name): node.capacity.get(group.name, written[group.name])
-        for name, node in story.nodes.items()
-        for group in story.model.groups
-    }
+            needed[step.args.at, group.name] += n // group.unit_tokens
+    for name, node in story.nodes.items():
+        needed.update({(name, group): slots for group, slots in node.capacity.items()})
+    return needed
