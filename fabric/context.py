@@ -6,9 +6,10 @@ do. Time is the ``now`` of the event being handled; wake-ups are a heap, not tim
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from .effects import Effect, Send
 from .kinds import Reason
 from .leases import LeaseBook
 from .model import ModelSpec
+from .restores import Behalf, RestoreLimit
 
 Waiter = Callable[[Obj, Reason | None], None]
 """Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
@@ -54,7 +56,14 @@ class HolderConfig:
     acquires_max: int = 4096
     answers_kept: int = 1024
     restores_max: int = 256
-    restore_bytes_max: int = 4 << 30
+    restore_bytes_max: int = 64 << 20
+    restore_extents_max: int = 64
+    restore_limits: tuple[RestoreLimit, ...] = ()
+    restore_batch_bytes: int = 8 << 20
+    restore_share: float = 0.5
+    disk_bytes_max: int | None = None
+    extent_objects_max: int = 4096
+    extent_bytes_max: int = 256 << 20
     limits: tuple[ByteLimit, ...] = ()
     ageing_s: float = 5.0
     event_ack_s: float = 1.0
@@ -86,7 +95,9 @@ class HolderContext:
         self.effects: list[Effect] = []
         self.local: deque[Any] = deque()
         self.counters: Counter[str] = Counter()
-        self.waiters: dict[int, list[Waiter]] = {}
+        self.waiters: dict[int, list[tuple[str, Waiter]]] = {}
+        """Who waits for an object, each with the exchange on whose behalf."""
+        self.behalf = Behalf()
         self.inflight: dict[tuple[int, int, bytes], Obj] = {}
         """FILLING objects of fetches, by key: a second request joins instead of fetching again."""
         self._wakes: list[tuple[float, int, Callable[[], None]]] = []
@@ -139,12 +150,25 @@ class HolderContext:
     # --- arrivals ------------------------------------------------------------------------------
 
     def await_object(self, obj: Obj, waiter: Waiter) -> None:
-        self.waiters.setdefault(id(obj), []).append(waiter)
+        self.waiters.setdefault(id(obj), []).append((self.behalf.op, waiter))
 
     def arrived(self, obj: Obj, refused: Reason | None) -> None:
         """Tell everyone who waits for this object, once."""
-        for waiter in self.waiters.pop(id(obj), ()):
+        for _, waiter in self.waiters.pop(id(obj), ()):
             waiter(obj, refused)
+
+    def awaited_only_by(self, obj: Obj, op: str) -> bool:
+        """Whether nobody but one exchange waits for this object."""
+        return all(name == op for name, _ in self.waiters.get(id(obj), ()))
+
+    @contextlib.contextmanager
+    def on_behalf(self, op: str, place_s: float) -> Iterator[None]:
+        """What is begun within is begun for this exchange, at its place in line."""
+        before, self.behalf = self.behalf, Behalf(op, place_s)
+        try:
+            yield
+        finally:
+            self.behalf = before
 
 
 @dataclass(slots=True)

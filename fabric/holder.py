@@ -15,6 +15,8 @@ from .context import HolderConfig, HolderContext
 from .disk import DiskDesk
 from .effects import (
     Digested,
+    DiskFound,
+    DiskLost,
     DiskRead,
     DiskState,
     DiskWritten,
@@ -35,6 +37,7 @@ from .leader import Leader
 from .lifecycle import State
 from .messages import (
     Acquire,
+    Cancel,
     Done,
     Drop,
     EventsSeen,
@@ -45,6 +48,7 @@ from .messages import (
     HolderGone,
     MateColumns,
     MateLookup,
+    Park,
     PartAbort,
     PartCheck,
     PartGrant,
@@ -74,6 +78,7 @@ from .model import ModelSpec
 from .parts import PartDesk
 from .pins import PinDesk
 from .placing import Placer
+from .restores import PATIENCE_S
 from .stores import StoreDesk
 
 
@@ -87,7 +92,7 @@ class HolderCore:
         self.pins = PinDesk(self.ctx, self.disk)
         self.graphs = GraphDesk(self.ctx)
         self.parts = PartDesk(self.ctx, self.disk, Placer(self.ctx, self.graphs))
-        self.leader = Leader(self.ctx)
+        self.leader = Leader(self.ctx, self.disk)
         self.events = EventDesk(self.ctx)
         self.graphs.release = self.leader.release
         self.weights_number = 0
@@ -97,6 +102,8 @@ class HolderCore:
             Acquire: self.leader.start,
             Renew: self._renew,
             Release: self._release,
+            Cancel: self.leader.cancel,
+            Park: self._park,
             GraphRegister: self.graphs.register,
             GraphIdle: self.graphs.idle,
             StoreBegin: self.stores.begin,
@@ -108,16 +115,16 @@ class HolderCore:
             SwapIn: self.disk.swap_in,
             MateLookup: self._mate_lookup,
             MateColumns: self.leader.mate_columns,
-            PartOpen: self.parts.open,
+            PartOpen: self._part_open,
             PartReply: self.leader.part_reply,
             PartGrant: self.parts.grant,
             PartGranted: self.leader.part_granted,
-            PartAbort: lambda _, m: self.parts.let_go(m.op),
+            PartAbort: lambda _, m: self._part_abort(m),
             PartRenew: self._part_renew,
             PartRenewed: self._part_renewed,
             PartCheck: self._part_check,
             PartRelease: lambda _, m: self.leader.release(m.lease),
-            PinRequest: self.pins.request,
+            PinRequest: self._pin_request,
             PinReply: self._pin_reply,
             PinEnd: self.pins.end,
             PinEnded: self.parts.pin_ended,
@@ -162,7 +169,11 @@ class HolderCore:
             case DiskRead():
                 self.disk.read(event)
             case DiskState():
-                self.disk.state(event.refused)
+                self.disk.state(event)
+            case DiskFound():
+                self.disk.found_later(event)
+            case DiskLost():
+                self.disk.lost(event.extents)
             case PeerClosed():
                 self.stores.client_gone(event.peer)
                 self.graphs.client_gone(event.peer)
@@ -181,6 +192,8 @@ class HolderCore:
         self._drain_local()
         self.leader.room_gained()
         self._drain_local()
+        while self.disk.start_due():
+            self._drain_local()
         self.disk.forget_dropped()
         self.events.flush()
         effects, ctx.effects = ctx.effects, []
@@ -213,6 +226,19 @@ class HolderCore:
         columns = ctx.books.columns(ctx.config.holder, ctx.incarnation, message.prompt, ctx.books.shards)
         rooms, caps = ctx.books.rooms(message.prompt), ctx.books.admission.caps(message.prompt.tenant)
         ctx.send(peer, MateColumns(message.op, tuple(columns), tuple(rooms), caps))
+
+    def _part_open(self, leader: str, message: PartOpen) -> None:
+        with self.ctx.on_behalf(message.op, self.ctx.now + message.patience_s):
+            self.parts.open(leader, message)
+
+    def _pin_request(self, peer: str, message: PinRequest) -> None:
+        with self.ctx.on_behalf(message.op, self.ctx.now + PATIENCE_S):
+            self.pins.request(peer, message)
+
+    def _part_abort(self, message: PartAbort) -> None:
+        self.parts.let_go(message.op)
+        if message.cancel:
+            self.disk.cancel(message.op)
 
     def _pin_reply(self, peer: str, message: PinReply) -> None:
         if not self.leader.pin_reply(peer, message):
@@ -305,6 +331,15 @@ class HolderCore:
             self.ctx.counters["reused_hit_tokens_total"] += message.reused_tokens
         self.leader.release(message.lease)
         self.ctx.send(client, Done(message.request, None, ""))
+
+    def _park(self, client: str, message: Park) -> None:
+        record = self.ctx.leases.live.get(message.lease)
+        if record is None:
+            self.ctx.send(client, Done(message.request, Reason.LEASE_EXPIRED, ""))
+            return
+        owners = [self.ctx.books.owner[slot] for run in record.proof.runs for slot in run.slots.tolist()]
+        self.leader.release(message.lease)
+        self.disk.park(client, message.request, [obj for obj in owners if obj is not None])
 
     def _mate_gone(self, message: HolderGone) -> None:
         """A holder died: a lease that it shared is over on every rank, but for what a graph may still read."""

@@ -12,16 +12,20 @@ Every way out is :meth:`Leader._finish`, which counts the acquire once.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from .admission import WaitingLine
+from .admission import PRIORITY_MAX, WaitingLine
 from .cause import absent_reason
 from .context import HolderContext, Recent
+from .disk import DiskDesk
 from .kinds import Cause, Form, Reason, Status, cause_of
 from .messages import (
     Acquire,
     Answer,
+    Cancel,
     Column,
+    Done,
     Fetch,
     Found,
     LeaseGrant,
@@ -39,6 +43,7 @@ from .messages import (
     PinRequest,
 )
 from .planner import PartPlan, View
+from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution, resolve, servable, usable_position
 
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
@@ -46,6 +51,7 @@ FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
 
 WORKING = "working"
 WAITING = "waiting"
+IN_LINE = "in line to restore"
 DONE = "done"
 
 
@@ -79,8 +85,22 @@ class AcquireOp:
     refusal: Reason | None = None
     background: bool = False
     learned_at: int = -1
+    turn: Turn | None = None
+    """Its place in line to restore, while it stands there."""
+    late: tuple[int, Reason] | None = None
+    """Why tiers are left out of account: the group that would have come from one, and the reason."""
     looking: bool = False
     """Only the answer is wanted: nothing is pinned, restored or moved."""
+
+    @property
+    def came_s(self) -> float:
+        """When this request came; one that was parked keeps its age."""
+        return self.started_s - self.request.age_s
+
+    @property
+    def due_s(self) -> float:
+        """When its deadline is; infinite without one."""
+        return float("inf") if self.request.deadline_s is None else self.started_s + self.request.deadline_s
 
     @property
     def wait_until_s(self) -> float:
@@ -91,8 +111,11 @@ class AcquireOp:
 class Leader:
     """All acquires that this holder leads."""
 
-    def __init__(self, ctx: HolderContext) -> None:
+    def __init__(self, ctx: HolderContext, disk: DiskDesk) -> None:
         self.ctx = ctx
+        self.disk = disk
+        self.recovering: dict[str, AcquireOp] = {}
+        """What is brought into memory without a reader, by the request that asked for it."""
         self.ops: dict[str, AcquireOp] = {}
         self.by_request: dict[str, AcquireOp] = {}
         self.waiting: WaitingLine[AcquireOp] = WaitingLine(ctx.config.ageing_s)
@@ -254,7 +277,7 @@ class Leader:
         self._next_op(op)
         self._learn_self(op)
         request, view = op.request, op.view
-        found = view.found()
+        found = view.found(tiers=op.late is None)
         if op.refusal is not None:
             self._finish(op, 0, refused=op.refusal)
             return
@@ -284,7 +307,7 @@ class Leader:
     def _admit(self, op: AcquireOp, found: Resolution) -> None:
         """State and room are one admission: the whole need of a position, or a shorter one."""
         view, tokens = op.view, found.tokens
-        op.limited = None
+        op.limited = op.late
         if view.held_by_readers(tokens, found.revisions):
             self._open_parts(op, tokens, found)
             return
@@ -305,7 +328,98 @@ class Leader:
         if tokens < max(op.request.min_tokens, 1):
             self._finish(op, 0, refused=op.limited[1] if op.limited else None)
             return
-        self._open_parts(op, tokens, found)
+        self._in_turn(op, tokens, found)
+
+    # --- what must come from this holder's tier ------------------------------------------------
+
+    def _in_turn(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
+        """Open the shares; what needs this holder's disk first gets its turn, or is given up where it would be late."""
+        need, nbytes = self._tier_need(op, tokens, found)
+        if not need:
+            self._open_parts(op, tokens, found)
+            return
+        place_s = self._place_s(op)
+        group = next(iter(need))[0]
+        if self.ctx.now + self.disk.expected_s(nbytes, place_s) > op.due_s:
+            self.ctx.counters["restores_given_up"] += 1
+            self._without_tiers(op, group, Reason.DEADLINE_EXCEEDED)
+        elif op.turn is None and (len(self.disk.line) or not self.disk.line.admits(need)):
+            self._stand_in_line(op, need, place_s, group)
+        else:
+            op.turn = None
+            self._open_parts(op, tokens, found)
+
+    def _tier_need(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[Counter[tuple[int, int]], int]:
+        """Slots by group and shard, and bytes, that a position takes from this holder's own tier."""
+        me, view = self.ctx.config.holder, op.view
+        need: Counter[tuple[int, int]] = Counter()
+        nbytes = 0
+        if any(column.tier for (holder, _, _), column in view.columns.items() if holder == me):
+            for plan in view.plan(tokens, self._revisions(op, tokens, found)):
+                for run in plan.local if plan.holder == me else ():
+                    tier = view.columns[me, run.group, run.shard].tier
+                    count = sum(tier >> i & 1 for i in run.indices)
+                    if count:
+                        need[run.group, run.shard] += count
+                        nbytes += count * self.ctx.model.groups[run.group].block_bytes
+        return need, nbytes
+
+    def _place_s(self, op: AcquireOp) -> float:
+        """Its place in line to restore: the earlier, the sooner; nobody is overtaken for ever."""
+        request = op.request
+        priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, request.priority))
+        patience_s = PATIENCE_S if request.deadline_s is None else request.deadline_s
+        behind_s = BACKGROUND_S if op.background else 0.0
+        return op.came_s + patience_s + behind_s - priority * self.ctx.config.ageing_s
+
+    def _stand_in_line(self, op: AcquireOp, need: Need, place_s: float, group: int) -> None:
+        """Wait until this holder may reserve more slots to restore into, for as long as the request waits."""
+        op.phase = IN_LINE
+        turn = op.turn = Turn(need, place_s, lambda: self._plan(op))
+        self.disk.line.stand(turn)
+        self.ctx.counters["restore_waits"] += 1
+        until_s = min(self.ctx.now + self.ctx.config.recovery_wait_s, op.due_s)
+        if op.request.wait_s:
+            until_s = min(until_s, op.wait_until_s)
+
+        def over() -> None:
+            if op.turn is not turn or op.phase != IN_LINE:
+                return
+            self.disk.line.leave(turn)
+            if op.request.wait_s and self.ctx.now >= op.wait_until_s:
+                self._finish_pending(op, op.view.found())
+            else:
+                late = self.ctx.now >= op.due_s
+                self._without_tiers(op, group, Reason.DEADLINE_EXCEEDED if late else Reason.RESTORE_PENDING)
+
+        self.ctx.wake_at(until_s, over)
+
+    def _without_tiers(self, op: AcquireOp, group: int, reason: Reason) -> None:
+        """Answer from what is in memory: the rest is computed sooner than it could be restored."""
+        op.turn = None
+        op.limited = op.late = (group, reason)
+        self._plan(op)
+
+    def _deadline_passed(self, op: AcquireOp) -> None:
+        if not op.replies and not op.granted:
+            need, _ = self._tier_need(op, op.tokens, op.view.found())
+            self._undo(op)
+            if need:
+                self._without_tiers(op, next(iter(need))[0], Reason.DEADLINE_EXCEEDED)
+            else:
+                self._finish(op, 0, refused=Reason.DEADLINE_EXCEEDED)
+
+    def cancel(self, client: str, message: Cancel) -> None:
+        """Stop working on a request: nobody waits for its answer, or for what it started."""
+        for op in (self.by_request.get(message.of), self.recovering.get(message.of)):
+            if op is not None and op.phase != DONE:
+                self._cancel(op)
+        self.ctx.send(client, Done(message.request, None, ""))
+
+    def _cancel(self, op: AcquireOp) -> None:
+        self.ctx.counters["acquires_cancelled"] += 1
+        self._undo(op, cancel=True)
+        self._finish(op, 0, refused=Reason.DEADLINE_EXCEEDED)
 
     def _largest_with_room(self, op: AcquireOp, below: int, *, whole_pool: bool) -> int:
         grid = self.ctx.model.grid_tokens
@@ -321,7 +435,7 @@ class Leader:
         """Stand in line for room, in order of coming and priority, until wait_s runs out."""
         op.phase = WAITING
         if op not in self.waiting:
-            self.waiting.join(op, since_s=op.started_s, priority=op.request.priority)
+            self.waiting.join(op, since_s=op.came_s, priority=op.request.priority)
             self.ctx.counters["admission_waits"] += 1
             self._look_again(op)
 
@@ -370,11 +484,15 @@ class Leader:
 
     # --- shares --------------------------------------------------------------------------------
 
+    def _revisions(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[int | None, ...]:
+        """The revision of each group at a position that is found, or a shorter one."""
+        if tokens == found.tokens:
+            return found.revisions
+        evidence = op.view.evidence(tiers=op.late is None)
+        return resolve(self.ctx.model, evidence, op.request.prompt.n, limit_tokens=tokens).revisions
+
     def _open_parts(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
-        view = op.view
-        revisions = found.revisions
-        if tokens != found.tokens:
-            revisions = resolve(self.ctx.model, view.evidence(), op.request.prompt.n, limit_tokens=tokens).revisions
+        view, revisions = op.view, self._revisions(op, tokens, found)
         op.tokens = tokens
         op.plans = view.plan(tokens, revisions)
         op.replies = {}
@@ -382,6 +500,8 @@ class Leader:
         expires_s = self.ctx.now + self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
         if op.request.wait_s:
             self._time_out(op, self._recovery_too_slow, max(op.wait_until_s - self.ctx.now, 0.0))
+        if op.due_s < expires_s and op.late is None:
+            self._time_out(op, self._deadline_passed, max(op.due_s - self.ctx.now, 0.0))
         self._time_out(op, self._parts_silent, expires_s - self.ctx.now)
         for plan in op.plans:
             op.sources.update(fetch.source for fetch in plan.fetches)
@@ -398,6 +518,7 @@ class Leader:
                     tuple(plan.fetches),
                     expires_s,
                     dict(op.request.graphs).get(plan.holder, 0),
+                    self._place_s(op) - self.ctx.now,
                 ),
             )
 
@@ -459,13 +580,13 @@ class Leader:
             self._undo(op)
             self._finish_pending(op, found)
 
-    def _undo(self, op: AcquireOp) -> None:
+    def _undo(self, op: AcquireOp, *, cancel: bool = False) -> None:
         for plan in op.plans:
             granted = op.granted.get(plan.holder)
             if granted is not None and granted.refused is None:
                 self.ctx.send(plan.holder, PartRelease(granted.lease))
             else:
-                self.ctx.send(plan.holder, PartAbort(op.op))
+                self.ctx.send(plan.holder, PartAbort(op.op, cancel))
 
     # --- grant ---------------------------------------------------------------------------------
 
@@ -508,6 +629,8 @@ class Leader:
                 self._finish_pending(op, found)
             else:
                 self._finish(op, found.tokens)
+                if op.request.prefetch:
+                    self._recover(op)
             return
         op.asked, op.hearing = set(by_source), False
         for source, fetches in by_source.items():
@@ -620,19 +743,22 @@ class Leader:
             cause,
             in_memory.also if in_memory.tokens < found.tokens else (),
             None,
-            nbytes / self.ctx.config.restore_bytes_per_s,
+            self.disk.expected_s(nbytes),
             None,
             found.tokens_lost_to_alignment,
         )
         self._count(op, answer, 0)
-        recover = not op.request.probe and not op.background and op.request.wait_s == 0
+        request, in_line = op.request, op.turn is not None
+        recover = request.prefetch or (not request.probe and (request.wait_s == 0 or in_line))
         self._answer(op, answer)
-        if recover:
+        if recover and not op.background:
             self._recover(op)
 
     def _recover(self, op: AcquireOp) -> None:
         """Bring the state into memory without a reader: its lease ends as it begins."""
-        again = AcquireOp(op.request, "", op.view, self.ctx.now, background=True)
+        request = replace(op.request, probe=False, prefetch=False)
+        again = AcquireOp(request, op.client, op.view, self.ctx.now, background=True)
+        self.recovering[request.request] = again
         self._plan(again)
 
     def _usable_tokens(self, op: AcquireOp) -> int:
@@ -679,7 +805,7 @@ class Leader:
             first = self.ctx.model.groups[0]
             group, reason = 0, absent_reason(first.kind, state=first.form is Form.STATE)
         spec = self.ctx.model.groups[group]
-        return cause_of(spec.name, spec.kind, reason)
+        return cause_of(spec.name, spec.kind, reason, from_tier=op.limited is not None and op.limited == op.late)
 
     def _count(self, op: AcquireOp, answer: Answer, granted: int) -> None:
         if op.request.probe or op.background:
@@ -697,10 +823,14 @@ class Leader:
 
     def _answer(self, op: AcquireOp, answer: Answer) -> None:
         op.phase = DONE
+        if op.turn is not None:
+            self.disk.line.leave(op.turn)
+            op.turn = None
         self.ops.pop(op.op, None)
         self.by_request.pop(op.request.request, None)
         self.waiting.leave(op)
         if op.background:
+            self.recovering.pop(op.request.request, None)
             if answer.grant is not None:
                 self.release(answer.grant.lease)
             return

@@ -232,6 +232,10 @@ class Acquire:
     graphs: tuple[tuple[str, int], ...] = ()
     """A registered graph's number at each holder: the slots the lease must lie in. Empty: it freezes
     slots where they lie."""
+    prefetch: bool = False
+    """With ``probe``: what is found is brought into memory all the same."""
+    age_s: float = 0.0
+    """How long the request waited before it was parked: its place in every line is that much earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +343,24 @@ class GraphIdle:
     drop: bool
 
 
+@record(18)
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits any more for the answer to request ``of``, or for what it started."""
+
+    request: str
+    of: str
+
+
+@record(19)
+@dataclass(frozen=True, slots=True)
+class Park:
+    """End a lease whose reader was preempted, and put what only it held on disk, from where it resumes."""
+
+    request: str
+    lease: int
+
+
 # --- holders among each other ------------------------------------------------------------------
 
 
@@ -387,6 +409,8 @@ class PartOpen:
     fetches: tuple[Fetch, ...]
     expires_s: float
     graph_number: int = 0
+    patience_s: float = 60.0
+    """How soon restores for it should be over, from now; a higher priority makes it less, and it may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,9 +470,13 @@ class PartGranted:
 @record(26)
 @dataclass(frozen=True, slots=True)
 class PartAbort:
-    """Let a share go; what was fetched stays as an ordinary copy."""
+    """Let a share go; what was fetched stays as an ordinary copy.
+
+    ``cancel``: nobody wants it any more, so what only it waits for is not restored either.
+    """
 
     op: str
+    cancel: bool = False
 
 
 @record(27)

@@ -15,11 +15,13 @@ from typing import Any
 from .identity import DIGEST_BYTES
 from .messages import (
     Acquire,
+    Cancel,
     Drop,
     GraphIdle,
     GraphRegister,
     Lookup,
     Objects,
+    Park,
     Prompt,
     Release,
     Renew,
@@ -129,6 +131,7 @@ def _acquire(record: Acquire, model: ModelSpec) -> str | None:
         or _seconds(record.lease_s, "lease_s", least_exclusive=True)
         or _seconds(record.wait_s, "wait_s", least_exclusive=False)
         or _seconds(record.deadline_s, "deadline_s", least_exclusive=False)
+        or _seconds(record.age_s, "age_s", least_exclusive=False)
     )
 
 
@@ -169,10 +172,12 @@ def _any(record: Any, model: ModelSpec) -> str | None:
 
 _CHECKS: dict[type, Check] = {
     Acquire: _acquire,
+    Cancel: _any,
     Drop: _moving,
     GraphIdle: _any,
     GraphRegister: _graph_register,
     Lookup: _lookup,
+    Park: _any,
     Release: _release,
     Renew: _renew,
     StoreAbort: _any,

@@ -1,0 +1,190 @@
+"""Whose restore goes next: turns by deadline with ageing, caps per kind, and the rate learned.
+
+A *place* is the instant by which bytes are wanted, less what a priority is worth: the lowest place
+is served first. A request without a deadline wants its bytes within ``PATIENCE_S`` of its coming,
+so it overtakes everyone who comes later than that: nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .books import Obj
+from .kinds import ObjectKind
+
+PATIENCE_S = 60.0
+"""By when a request that names no deadline wants its bytes, after it came."""
+BACKGROUND_S = 60.0
+"""How much longer what nobody waits for yet may take."""
+LEARNING = 0.2
+"""Weight of the newest measurement in a learned rate."""
+
+Need = Mapping[tuple[int, int], int]
+"""Slots to restore into, by group and shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreLimit:
+    """At most so many bytes and so many extents in flight from a tier, for one kind or (None) for all."""
+
+    bytes_max: int
+    extents_max: int
+    kind: ObjectKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Behalf:
+    """For whom a step acts: the exchange, and its place in line."""
+
+    op: str = ""
+    place_s: float = float("inf")
+
+
+@dataclass(slots=True)
+class Rate:
+    """Bytes a second as measured, an exponential mean of what came while work was outstanding."""
+
+    bytes_per_s: float
+    samples: int = 0
+    _last_s: float = float("-inf")
+
+    def done(self, nbytes: int, since_s: float, now: float) -> None:
+        """``nbytes`` asked for at ``since_s`` are here; what ran beside them counts from the last arrival."""
+        busy_s = now - max(since_s, self._last_s)
+        self._last_s = now
+        if busy_s <= 0 or nbytes <= 0:
+            return
+        self.samples += 1
+        weight = max(LEARNING, 1 / self.samples)
+        # The mean of seconds a byte, not of bytes a second: a burst out of a cache then counts for little.
+        seconds = (1 - weight) / self.bytes_per_s + weight * busy_s / nbytes
+        self.bytes_per_s = 1 / seconds
+
+    def seconds(self, nbytes: int) -> float:
+        """How long that many bytes take."""
+        return nbytes / self.bytes_per_s
+
+
+class RestoreQueue:
+    """Objects that wait to be read, by place within their kind, and what is being read of each kind."""
+
+    def __init__(self, limits: Sequence[RestoreLimit]) -> None:
+        self.limits = tuple(limits)
+        self._heaps: dict[ObjectKind, list[tuple[float, int, Obj]]] = {}
+        self._bytes: Counter[ObjectKind] = Counter()
+        self._extents: dict[ObjectKind, Counter[int]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._heaps.values()))
+
+    def __iter__(self) -> Iterator[Obj]:
+        for heap in self._heaps.values():
+            yield from (obj for _, _, obj in heap)
+
+    def put(self, obj: Obj, place_s: float) -> None:
+        self._count += 1
+        heapq.heappush(self._heaps.setdefault(obj.kind, []), (place_s, self._count, obj))
+
+    def bytes_before(self, place_s: float) -> int:
+        """Bytes that wait with a place at or before that one."""
+        return sum(obj.length for heap in self._heaps.values() for place, _, obj in heap if place <= place_s)
+
+    def take(self, obj: Obj) -> None:
+        """Let one step out of line."""
+        heap = self._heaps[obj.kind]
+        heap[:] = [entry for entry in heap if entry[2] is not obj]
+        heapq.heapify(heap)
+
+    def next(self) -> Obj | None:
+        """The next object that no limit holds back, now counted as being read; None if there is none."""
+        heads = [(heap[0], kind) for kind, heap in self._heaps.items() if heap]
+        for (_, _, obj), kind in sorted(heads, key=lambda head: head[0][:2]):
+            if not self._held_back(obj):
+                heapq.heappop(self._heaps[kind])
+                self._charge(obj)
+                return obj
+        return None
+
+    def _charge(self, obj: Obj) -> None:
+        self._bytes[obj.kind] += obj.length
+        if obj.on_disk is not None:
+            self._extents.setdefault(obj.kind, Counter())[obj.on_disk[0]] += 1
+
+    def arrived(self, obj: Obj, extent: int | None) -> None:
+        """An object is being read no more. ``extent``: where it was read from."""
+        self._bytes[obj.kind] -= obj.length
+        if extent is not None:
+            extents = self._extents[obj.kind]
+            extents[extent] -= 1
+            if not extents[extent]:
+                del extents[extent]
+
+    def _held_back(self, obj: Obj) -> bool:
+        for limit in self.limits:
+            if limit.kind not in (None, obj.kind):
+                continue
+            kinds = [obj.kind] if limit.kind is not None else list(self._bytes)
+            used = sum(self._bytes[kind] for kind in kinds)
+            if used and used + obj.length > limit.bytes_max:
+                return True
+            open_extents = set().union(*(self._extents.get(kind, ()) for kind in kinds))
+            here = obj.on_disk[0] if obj.on_disk is not None else None
+            if here not in open_extents and len(open_extents) >= limit.extents_max:
+                return True
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """Someone who may start restoring once there is room for its need."""
+
+    need: Need
+    place_s: float
+    start: Callable[[], None]
+
+
+@dataclass(slots=True)
+class RestoreLine:
+    """Who may reserve slots to restore into: at most a share of each pool at a time.
+
+    So a burst of disk prefixes never takes all the slots that stores and fetches of live requests
+    need. A need larger than the share goes when nothing else of that pool is being restored.
+    """
+
+    share_slots: Mapping[tuple[int, int], int]
+    reserved: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _turns: list[tuple[float, int, Turn]] = field(default_factory=list)
+    _count: int = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def admits(self, need: Need) -> bool:
+        return all(
+            not self.reserved[pool] or self.reserved[pool] + slots <= self.share_slots.get(pool, 0)
+            for pool, slots in need.items()
+        )
+
+    def stand(self, turn: Turn) -> None:
+        self._count += 1
+        heapq.heappush(self._turns, (turn.place_s, self._count, turn))
+
+    def leave(self, turn: Turn) -> None:
+        """Step out of line; nothing happens if it does not stand there."""
+        self._turns = [entry for entry in self._turns if entry[2] is not turn]
+        heapq.heapify(self._turns)
+
+    def next(self) -> Turn | None:
+        """Take the first out of line, if there is room for it; nobody goes around it."""
+        if self._turns and self.admits(self._turns[0][2].need):
+            return heapq.heappop(self._turns)[2]
+        return None
+
+
+def need_of(objects: Iterable[Obj]) -> Counter[tuple[int, int]]:
+    """The slots that restoring these objects takes."""
+    return Counter((obj.group, obj.shard) for obj in objects)
