@@ -275,6 +275,9 @@ class Leader:
         op.rounds += 1
         op.phase = WORKING
         self._next_op(op)
+        if op.request.prompt.weights in self.ctx.retired:
+            self._finish_miss(op)
+            return
         self._learn_self(op)
         request, view = op.request, op.view
         found = view.found(tiers=op.late is None)
@@ -547,6 +550,9 @@ class Leader:
             if reply.refused is None:
                 self.ctx.send(holder, PartAbort(op.op))
             self._learn_refusal(op, holder, reply)
+        if any(reply.refused is Reason.WEIGHTS_MISMATCH for reply in op.replies.values()):
+            self._finish_miss(op)
+            return
         held = next((r for r in op.replies.values() if r.refused in FROM_HELD_SLOTS), None)
         if held is not None and held.refused is not None:
             op.limited = (held.group, held.refused)
@@ -603,7 +609,10 @@ class Leader:
         refused = [g.refused for g in op.granted.values() if g.refused is not None]
         if refused:
             self._undo(op)
-            self._finish(op, 0, refused=refused[0])
+            if Reason.WEIGHTS_MISMATCH in refused:
+                self._finish_miss(op)
+            else:
+                self._finish(op, 0, refused=refused[0])
             return
         own = op.granted[self.ctx.config.holder]
         record = self.ctx.leases.live.get(own.lease)
@@ -677,6 +686,9 @@ class Leader:
                 op.heard.add(peer)
             else:
                 op.checked.add(peer)
+            if message.refused is Reason.WEIGHTS_MISMATCH:
+                self._finish_miss(op)
+                return True
             if message.refused is Reason.HOLDER_LOST:
                 op.view.unreachable.add(peer)
             elif message.refused is not None:
