@@ -62,8 +62,10 @@ from ..fabric.messages import (
 )
 from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
+from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkError, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory
+from .disk import OPEN_WAIT_S, disk_tier
 from .links import start_links
 from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
@@ -106,8 +108,10 @@ class Holder(Service):
             verify_always=spec.verify == "always",
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
+            disk_bytes_max=None if spec.disk is None else spec.disk.bytes_max,
         )
         self.core = HolderCore(config, spec.model, self.memory.arena, self.incarnation, setup["weights"])
+        self.disk = disk_tier(spec, self.memory, self._feed, fabric=self.fabric, address=self.address, node=self.node)
         self.links: dict[LinkKind, Link] = {}
         self.link_problems: dict[str, str] = {}
         self.moved: Counter[str] = Counter()
@@ -136,6 +140,8 @@ class Holder(Service):
         member = await self.listen(self.shards)
         self._carry_out(self.core.start(time.monotonic()))
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
+        if self.disk is not None:
+            await self.disk.start(OPEN_WAIT_S)
         return wire.encode_plain(Birth(member, time.monotonic()))
 
     async def ping(self) -> int:
@@ -151,6 +157,8 @@ class Holder(Service):
             task.cancel()
         for link in self.links.values():
             await self._in_thread(link.close)
+        if self.disk is not None:
+            await self.disk.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.memory.close()
         for descriptor in (self._for_readers, self._for_writers):
@@ -189,14 +197,29 @@ class Holder(Service):
                     self._spawn(self._transfer(effect))
                 case DigestSlots():
                     self._spawn(self._digest(effect))
-                case WriteExtent():
-                    self._later(DiskWritten(effect.token, Reason.DISK_UNAVAILABLE))
-                case ReadExtent():
-                    failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
-                    self._later(DiskRead(effect.token, failed))
-                case DeleteExtent():
-                    logger.debug("extent %d: there is no disk tier", effect.extent)
+                case WriteExtent() | ReadExtent() | DeleteExtent():
+                    self._on_disk(effect)
         self._set_alarm()
+
+    def _on_disk(self, effect: WriteExtent | ReadExtent | DeleteExtent) -> None:
+        """Without a disk the core was told so, and asks for nothing but what it began before it knew."""
+        match effect:
+            case _ if self.disk is not None:
+                self.disk.carry_out(effect)
+            case WriteExtent():
+                self._later(DiskWritten(effect.token, Reason.DISK_UNAVAILABLE))
+            case ReadExtent():
+                failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
+                self._later(DiskRead(effect.token, failed))
+
+    async def inject_disk(self, fault: str, times: int) -> None:
+        """Let the next ``times`` operations on the disk meet a fault, for rehearsals (0 clears it).
+
+        Raises FabricError without a disk tier, ValueError for a fault that is none.
+        """
+        if self.disk is None:
+            raise FabricError("disk: this fabric's spec names none")
+        self.disk.inject(DiskFault(fault), times)
 
     def _later(self, event: Event) -> None:
         asyncio.get_running_loop().call_soon(self._feed, event)
@@ -365,6 +388,17 @@ class Holder(Service):
 
     # --- status --------------------------------------------------------------------------------
 
+    def _disk_status(self) -> dict[str, Any] | None:
+        if self.disk is None:
+            return None
+        desk = self.core.disk
+        return self.disk.status() | {
+            "restoring": desk.restoring,
+            "restores_waiting": desk.waiting,
+            "restores_in_line": len(desk.line),
+            "restore_bytes_per_s": round(desk.rate.bytes_per_s),
+        }
+
     def status(self) -> str:
         ctx = self.core.ctx
         names = [g.name for g in self.spec.model.groups]
@@ -390,6 +424,7 @@ class Holder(Service):
                 ),
                 "attempts": len(self.core.stores.attempts),
                 "requests_refused": self.requests_refused,
+                "disk": self._disk_status(),
                 "links": [str(kind) for kind in self.links],
                 "link_problems": self.link_problems,
                 "moved_bytes": dict(self.moved),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
 from ..fabric.kinds import SpecError
@@ -67,12 +67,37 @@ class TransportSpec(BaseModel):
     transfer_timeout_s: float = Field(default=10.0, gt=0)
 
 
+class DiskSpec(BaseModel):
+    """The local disk as a tier. ``path``: a folder on each node's own disk, used by the fabric alone.
+
+    ``bytes_max``: what one holder's extents may take there; ``free_floor_bytes``: what must stay free
+    on the file system; ``codec``: how blocks are packed where that saves a page; ``bytes_per_s``: what one
+    holder's reads and writes may move together, None for no limit.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    bytes_max: int = Field(default=16 << 30, ge=1 << 16)
+    free_floor_bytes: int = Field(default=1 << 30, ge=0)
+    codec: Literal["none", "lz4", "zstd"] = "none"
+    bytes_per_s: float | None = Field(default=None, gt=0)
+
+    @field_validator("path")
+    @classmethod
+    def _is_absolute(cls, path: str) -> str:
+        if not Path(path).is_absolute():
+            raise ValueError(f"{path!r} is not absolute: every node must find its own folder there")
+        return path
+
+
 class FabricSpec(BaseModel):
     """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
     equally many tokens; ``slots`` names a group's slots a shard instead.
 
     ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
-    ``node_resource``: only nodes that offer this Ray resource get a holder.
+    ``node_resource``: only nodes that offer this Ray resource get a holder. ``disk``: the local disk
+    tier; without it, nothing is written anywhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,6 +109,7 @@ class FabricSpec(BaseModel):
     node_resource: str | None = None
     passports: dict[str, PassportSpec] = Field(default_factory=dict)
     transport: TransportSpec = Field(default_factory=TransportSpec)
+    disk: DiskSpec | None = None
     verify: Literal["headers", "always"] = "headers"
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)

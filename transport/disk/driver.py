@@ -270,6 +270,16 @@ class DiskTier:
 
     # --- effects -------------------------------------------------------------------------------
 
+    def carry_out(self, effect: WriteExtent | ReadExtent | DeleteExtent) -> None:
+        """Do what the core asks."""
+        match effect:
+            case WriteExtent():
+                self.write(effect)
+            case ReadExtent():
+                self.read(effect)
+            case DeleteExtent():
+                self.delete(effect)
+
     def write(self, effect: WriteExtent) -> None:
         """Write slots as one extent; DiskWritten follows."""
         uid = secrets.token_bytes(UID_BYTES)
