@@ -22,11 +22,18 @@ class Stage:
         self.world = PureWorld(self.story)
         self.verbs = Verbs(self.story, self.world)
 
-    def do(self, verb: str, **args: Any) -> dict[str, Any]:
-        """Perform one verb with the arguments of the format (``name`` for ``as``); its answer."""
+    def step(self, verb: str, args: dict[str, Any]) -> Step:
+        """One step with the arguments of the format (``name`` for ``as``)."""
         record = VERBS[verb].model_validate({("as" if k == "name" else k): v for k, v in args.items()})
         tokens = getattr(record, "tokens", 0) or 0
         self.verbs.tokens_max = max(self.verbs.tokens_max, tokens if isinstance(tokens, int) else tokens[1])
-        step = Step(verb, record, None, (), 1)
-        (got,) = self.world.run([self.verbs.perform(step)], LIMIT_S)
-        return dict(got)
+        return Step(verb, record, None, (), 1)
+
+    def do(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Perform one verb; its answer."""
+        (got,) = self.together((verb, args))
+        return got
+
+    def together(self, *told: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """Perform verbs all at once; their answers."""
+        return self.world.run([self.verbs.perform(self.step(verb, args)) for verb, args in told], LIMIT_S)

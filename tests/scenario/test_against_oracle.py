@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvfabric.ops.scenario.content import tokens_of
 from kvfabric.ops.scenario.story import Branch
 
-from ..oracle.oracle import Answer, Copy, Group, Key, Oracle
+from ..oracle.oracle import HISTORY, Answer, Copy, Group, Key, Oracle
 from ..oracle.oracle import World as Copies
 from ..oracle.worlds import group_fields, models, root_of
 from .stage import Stage
@@ -90,7 +90,9 @@ class Ledger:
                 self.copies[node][key] = (revision, False, True)
                 continue
             del self.copies[node][key]
-            if not any(other[:2] == key[:2] for held in self.copies.values() for other in held):
+            group = next(g for g in self.groups if g.name == key[1])
+            last = not any(other[:2] == key[:2] for held in self.copies.values() for other in held)
+            if last and group.kind == HISTORY and not group.state:
                 self.evicted.add(key[:2])
 
     def swap_out(self, node: str, keys: list[Key]) -> None:

@@ -213,3 +213,53 @@ def test_a_world_runs_its_steps_together_and_ends_what_is_left_after_a_fault() -
     with pytest.raises(WrongBytes):
         world.run(work, 10.0)
     assert closed == [True]
+
+
+def test_weights_updated_under_way_make_an_acquire_a_miss_and_refuse_a_store() -> None:
+    told = stage()
+    told.do("store", at="n0", prompt="P", tokens=64)
+    answer, stored, _ = told.together(
+        ("acquire", {"at": "n1", "prompt": "P", "tokens": 70, "name": "L"}),
+        ("store", {"at": "n1", "prompt": "Q", "tokens": 64}),
+        ("update_weights", {"to": "v2"}),
+    )
+    assert (answer["status"], answer["tokens"]) == ("MISS", 0)
+    assert stored == {"refused": "weights_mismatch"}
+    assert told.do("check", pins=0, slots_lost=0) == {"pins": 0, "slots_lost": 0}
+    told.do("store", at="n1", prompt="P", tokens=64)
+    assert told.do("acquire", at="n0", prompt="P", tokens=70)["status"] == "FULL_HIT"
+
+
+def test_a_holder_killed_under_way_leaves_no_step_waiting() -> None:
+    told = stage()
+    told.do("store", at="n0", prompt="P", tokens=64)
+    answer, stored, _ = told.together(
+        ("acquire", {"at": "n1", "prompt": "P", "tokens": 70, "name": "L"}),
+        ("store", {"at": "n0", "prompt": "Q", "tokens": 64}),
+        ("kill", {"node": "n0"}),
+    )
+    assert answer["tokens"] == 0
+    assert stored == {"refused": "holder_lost"}
+    assert told.do("check", pins=0, slots_lost=0) == {"pins": 0, "slots_lost": 0}
+    own, _ = told.together(
+        ("acquire", {"at": "n1", "prompt": "P", "tokens": 70, "name": "L"}),
+        ("kill", {"node": "n1"}),
+    )
+    assert own["tokens"] == 0
+    told.do("restart", node="n0")
+    told.do("restart", node="n1")
+    told.do("store", at="n0", prompt="P", tokens=64)
+    assert told.do("acquire", at="n1", prompt="P", tokens=70)["status"] == "FULL_HIT"
+
+
+def test_concurrent_stores_of_one_content_leave_one_copy() -> None:
+    told = stage(n0={"kv": 12})
+    store = ("store", {"at": "n0", "prompt": "P", "tokens": 64})
+    results = told.together(store, store, store)
+    assert {"ok": True} in results
+    assert all(r in ({"ok": True}, {"refused": "attempt_superseded"}) for r in results)
+    assert told.do("acquire", at="n0", prompt="P", tokens=70, name="L")["status"] == "FULL_HIT"
+    assert told.do("read", lease="L") == {"ok": True}
+    assert told.do("check", pins=0, slots_lost=0) == {"pins": 4, "slots_lost": 0}
+    told.do("store", at="n0", prompt="Q", tokens=128)
+    assert told.do("probe", at="n0", prompt="Q", tokens=130)["status"] == "FULL_HIT"
