@@ -33,12 +33,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Objects of one group and shard by index, with their digests (32 bytes each)."""
+    """Objects of one group and shard by index, with their digests (32 bytes each).
+
+    ``revision``: the one they are meant in, where the request's own revision of the group leaves it open.
+    """
 
     group: int
     shard: int
     indices: tuple[int, ...]
     digests: bytes
+    revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

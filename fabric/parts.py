@@ -51,6 +51,8 @@ class Arriving:
 
     index: int
     obj: Obj
+    revision: int | None = None
+    """The one it is wanted in; None: any."""
     source_slot: int = -1
     version: bytes = b""
     checksum: bytes = b""
@@ -144,7 +146,7 @@ class PartDesk:
         if -1 in slots or (group, shard) in part.held:
             return False
         array = np.array(slots, dtype=np.int64)
-        revision = part.request.revisions[group]
+        revision = _revision(part, objects)
         if revision is not None and (books.revisions[array] != revision).any():
             return False
         reader = part.request.abis[group]
@@ -154,10 +156,9 @@ class PartDesk:
         part.held[group, shard] = HeldRun(list(objects.indices), slots)
         return True
 
-    def _usable(self, part: Part, obj: Obj | None) -> bool:
+    def _usable(self, part: Part, obj: Obj | None, revision: int | None) -> bool:
         if obj is None or obj.bad is not None:
             return False
-        revision = part.request.revisions[obj.group]
         if revision is not None and obj.revision != revision:
             return False
         return abi_refusal(obj.abi, part.request.abis[obj.group]) is None
@@ -168,14 +169,15 @@ class PartDesk:
         for objects in part.request.local:
             if self._hold_run(part, objects):
                 continue
+            revision = _revision(part, objects)
             for index, digest in zip(objects.indices, split(objects.digests), strict=True):
                 obj = self.ctx.books.find(objects.group, objects.shard, digest)
-                if obj is None or not self._usable(part, obj):
+                if obj is None or not self._usable(part, obj, revision):
                     self._refuse(part, Reason.VERSION_CHANGED, objects.group)
                 elif obj.state in (State.SEALED, State.DEMOTING):
                     self._hold(part, index, obj)
                 elif obj.state is State.RESTORING:
-                    self._await(part, index, obj, from_tier=True)
+                    self._await(part, index, obj, revision, from_tier=True)
                 elif self.disk.refused is not None:
                     self._refuse(part, self.disk.refused, objects.group)
                     self._bad_here(part, obj, index, self.disk.refused, from_tier=True)
@@ -188,16 +190,18 @@ class PartDesk:
         planned = []
         for fetch in part.request.fetches:
             spec = self.ctx.model.groups[fetch.objects.group]
+            revision = _revision(part, fetch.objects)
             indices, digests, versions = [], [], []
             for at, (index, digest) in enumerate(zip(fetch.objects.indices, split(fetch.objects.digests), strict=True)):
                 group, shard = fetch.objects.group, fetch.objects.shard
                 here = self.ctx.books.find(group, shard, digest)
-                if here is not None and self._usable(part, here) and here.state in (State.SEALED, State.DEMOTING):
+                sealed = here is not None and here.state in (State.SEALED, State.DEMOTING)
+                if here is not None and sealed and self._usable(part, here, revision):
                     self._hold(part, index, here)
                     continue
                 coming = self.ctx.inflight.get((group, shard, digest))
-                if coming is not None and self._usable(part, coming):
-                    self._await(part, index, coming, from_tier=False)
+                if coming is not None and self._usable(part, coming, revision):
+                    self._await(part, index, coming, revision, from_tier=False)
                     continue
                 prompt = part.request.prompt
                 obj = Obj(
@@ -209,7 +213,7 @@ class PartDesk:
                     prompt.namespace,
                     prompt.weights,
                     prompt.tenant,
-                    part.request.revisions[group] or 0,
+                    revision or 0,
                     spec.block_bytes,
                     part.request.abis[group],
                 )
@@ -217,11 +221,12 @@ class PartDesk:
                 digests.append(digest)
                 versions.append(fetch.versions[at * 8 : at * 8 + 8])
                 source = part.sources.setdefault(fetch.source, Source(fetch.source, fetch.incarnation, [], []))
-                arriving = Arriving(index, obj)
+                arriving = Arriving(index, obj, revision)
                 source.arriving.append(arriving)
                 planned.append((source, arriving))
             if indices:
-                objects = Objects(fetch.objects.group, fetch.objects.shard, tuple(indices), b"".join(digests))
+                wanted = fetch.objects
+                objects = Objects(wanted.group, wanted.shard, tuple(indices), b"".join(digests), wanted.revision)
                 part.sources[fetch.source].fetches.append(
                     Fetch(fetch.source, fetch.incarnation, objects, b"".join(versions))
                 )
@@ -239,12 +244,13 @@ class PartDesk:
             self.ctx.inflight[obj.group, obj.shard, obj.digest] = obj
             part.awaited += 1
 
-    def _await(self, part: Part, index: int, obj: Obj, *, from_tier: bool) -> None:
+    def _await(self, part: Part, index: int, obj: Obj, revision: int | None, *, from_tier: bool) -> None:
         part.awaited += 1
 
         def stands(arrived: Obj, refused: Reason | None) -> None:
             part.awaited -= 1
-            if refused is None and part.replied is None and not part.let_go and self._usable(part, arrived):
+            wanted = part.replied is None and not part.let_go
+            if refused is None and wanted and self._usable(part, arrived, revision):
                 self._hold(part, index, arrived)
                 part.digests[arrived.slot] = arrived.checksum
             else:
@@ -339,7 +345,7 @@ class PartDesk:
                 arriving.obj.length = run.lengths[place]
                 arriving.obj.revision = run.revisions[place]
                 arriving.obj.abi = run.abis[place]
-                if not self._usable(part, arriving.obj):
+                if not self._usable(part, arriving.obj, arriving.revision):
                     return False
                 seen += 1
         return seen == len(source.arriving)

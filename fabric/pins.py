@@ -79,7 +79,7 @@ class PinDesk:
                 obj = self.ctx.books.find(objects.group, objects.shard, digest)
                 if obj is None:
                     return Reason.VERSION_CHANGED
-                revision = message.revisions[objects.group]
+                revision = objects.revision if objects.revision is not None else message.revisions[objects.group]
                 if obj.bad is not None or (revision is not None and obj.revision != revision):
                     return obj.bad or Reason.VERSION_CHANGED
                 refusal = abi_refusal(obj.abi, message.abis[objects.group])

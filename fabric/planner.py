@@ -194,12 +194,41 @@ class View:
 
     def held_by_readers(self, tokens: int, revisions: Sequence[int | None]) -> bool:
         """Whether the readers have all of a position in memory already, so that it needs no slots."""
-        for group, bits in self.wanted(tokens).items():
+        for (group, revision), bits in self._needs(tokens, revisions).items():
             for shard, reader in enumerate(self.readers):
                 column = self.columns.get((reader, group, shard))
-                if column is None or bits & ~self._bits_of(column, revisions[group], memory=True):
+                if column is None or bits & ~self._bits_of(column, revision, memory=True):
                     return False
         return True
+
+    def _needs(self, tokens: int, revisions: Sequence[int | None]) -> dict[tuple[int, int | None], int]:
+        """What a resume at ``tokens`` takes, by group and revision; None: each object in any."""
+        needs: dict[tuple[int, int | None], int] = {}
+        for group, bits in self.wanted(tokens).items():
+            if revisions[group] is None and self.model.shards > 1:
+                needs.update({(group, r): part for r, part in self._in_one_revision(group, bits).items()})
+            else:
+                needs[group, revisions[group]] = bits
+        return needs
+
+    def _in_one_revision(self, group: int, bits: int) -> dict[int | None, int]:
+        """A revision for each of these objects that all shards can be had in; rather what the readers have."""
+        usable, in_memory = self.evidence()[group].usable, self.evidence(tiers=False)[group].usable
+
+        def nearness(revision: int) -> tuple[int, int, int]:
+            here = bits
+            for shard, reader in enumerate(self.readers):
+                column = self.columns.get((reader, group, shard))
+                here &= 0 if column is None else self._bits_of(column, revision, memory=True)
+            return here.bit_count(), (bits & in_memory.get(revision, 0)).bit_count(), revision
+
+        chosen: dict[int | None, int] = {}
+        for revision in sorted(usable, key=nearness, reverse=True):
+            take = bits & usable[revision]
+            if take:
+                chosen[revision] = take
+                bits &= ~take
+        return chosen
 
     def lacking_room(self, tokens: int, *, whole_pool: bool = False) -> tuple[int, Reason] | None:
         """The first group that has no room for ``tokens`` in its pool at some reader or under a limit
@@ -232,16 +261,16 @@ class View:
         Raises KeyError for nothing: callers plan only positions that :meth:`evidence` can serve.
         """
         digests = {unit: split(blob) for unit, blob in self.prompt.keys}
-        wanted = self.wanted(tokens)
+        needs = self._needs(tokens, revisions)
         parts = []
         for holder in sorted(set(self.readers)):
             shards = tuple(s for s in range(self.model.shards) if self.readers[s] == holder)
             part = PartPlan(holder, shards)
-            open_bits = {(g, s): bits for g, bits in wanted.items() for s in shards}
-            self._take_local(part, open_bits, revisions, digests, memory=True)
-            self._take_remote(part, open_bits, revisions, digests, memory=True)
-            self._take_local(part, open_bits, revisions, digests, memory=False)
-            self._take_remote(part, open_bits, revisions, digests, memory=False)
+            open_bits = {(g, s, revision): bits for (g, revision), bits in needs.items() for s in shards}
+            self._take_local(part, open_bits, digests, memory=True)
+            self._take_remote(part, open_bits, digests, memory=True)
+            self._take_local(part, open_bits, digests, memory=False)
+            self._take_remote(part, open_bits, digests, memory=False)
             parts.append(part)
         return parts
 
@@ -256,64 +285,64 @@ class View:
     def _take_local(
         self,
         part: PartPlan,
-        open_bits: dict[tuple[int, int], int],
-        revisions: Sequence[int | None],
+        open_bits: dict[tuple[int, int, int | None], int],
         digests: dict[int, list[bytes]],
         *,
         memory: bool,
     ) -> None:
-        for (group, shard), bits in open_bits.items():
+        for (group, shard, revision), bits in open_bits.items():
             column = self.columns.get((part.holder, group, shard))
             if column is None or not bits:
                 continue
-            take = bits & self._bits_of(column, revisions[group], memory=memory)
+            take = bits & self._bits_of(column, revision, memory=memory)
             if take:
-                open_bits[group, shard] = bits & ~take
-                part.local.append(self._objects(group, shard, take, digests))
+                open_bits[group, shard, revision] = bits & ~take
+                part.local.append(self._objects(group, shard, revision, take, digests))
 
     def _take_remote(
         self,
         part: PartPlan,
-        open_bits: dict[tuple[int, int], int],
-        revisions: Sequence[int | None],
+        open_bits: dict[tuple[int, int, int | None], int],
         digests: dict[int, list[bytes]],
         *,
         memory: bool,
     ) -> None:
-        offers: dict[str, dict[tuple[int, int], int]] = {}
-        for (holder, group, shard), column in self.columns.items():
-            bits = open_bits.get((group, shard), 0)
-            if holder == part.holder or not bits:
-                continue
-            take = bits & self._bits_of(column, revisions[group], memory=memory)
-            if take:
-                offers.setdefault(holder, {})[group, shard] = take
+        offers: dict[str, dict[tuple[int, int, int | None], int]] = {}
+        for key, bits in open_bits.items():
+            group, shard, revision = key
+            for column in self._columns_of(group, shard) if bits else ():
+                take = bits & self._bits_of(column, revision, memory=memory)
+                if take and column.holder != part.holder:
+                    offers.setdefault(column.holder, {})[key] = take
         ranked = sorted(offers, key=lambda h: (-sum(b.bit_count() for b in offers[h].values()), h))
         for holder in ranked:
-            for (group, shard), offered in offers[holder].items():
-                take = offered & open_bits[group, shard]
+            for key, offered in offers[holder].items():
+                group, shard, revision = key
+                take = offered & open_bits[key]
                 if not take:
                     continue
-                open_bits[group, shard] &= ~take
+                open_bits[key] &= ~take
                 column = self.columns[holder, group, shard]
                 part.fetches.append(
                     Fetch(
                         holder,
                         column.incarnation,
-                        self._objects(group, shard, take, digests),
+                        self._objects(group, shard, revision, take, digests),
                         versions_of(column, take),
                     )
                 )
 
-    def _objects(self, group: int, shard: int, bits: int, digests: dict[int, list[bytes]]) -> Objects:
+    def _objects(
+        self, group: int, shard: int, revision: int | None, bits: int, digests: dict[int, list[bytes]]
+    ) -> Objects:
         keys = digests[self.model.groups[group].unit_tokens]
         first = (bits & -bits).bit_length() - 1
         run = bits >> first
         if not run & (run + 1):
             last = first + run.bit_length()
-            return Objects(group, shard, tuple(range(first, last)), b"".join(keys[first:last]))
+            return Objects(group, shard, tuple(range(first, last)), b"".join(keys[first:last]), revision)
         indices = tuple(indices_of(bits))
-        return Objects(group, shard, indices, b"".join(keys[i] for i in indices))
+        return Objects(group, shard, indices, b"".join(keys[i] for i in indices), revision)
 
 
 _PRECEDENCE = {
