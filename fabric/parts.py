@@ -120,13 +120,13 @@ class PartDesk:
         to_restore = self._pin_local(part)
         to_fetch = self._plan_fetches(part)
         if part.refused is None:
-            self._reserve(part, [obj for _, obj in to_restore], to_fetch)
+            self._reserve(part, [obj for _, obj, _ in to_restore], to_fetch)
         if part.refused is not None:
             self._reply(part)
             return
-        for index, obj in to_restore:
-            self._await(part, index, obj, from_tier=True)
-        self.disk.restore([obj for _, obj in to_restore])
+        for index, obj, revision in to_restore:
+            self._await(part, index, obj, revision, from_tier=True)
+        self.disk.restore([obj for _, obj, _ in to_restore])
         for source in part.sources.values():
             self._pin_at(part, source)
         if self.ctx.config.verify_always:
@@ -163,8 +163,8 @@ class PartDesk:
             return False
         return abi_refusal(obj.abi, part.request.abis[obj.group]) is None
 
-    def _pin_local(self, part: Part) -> list[tuple[int, Obj]]:
-        """Pin what is in memory, wait for what is being restored, list what must be, with its index."""
+    def _pin_local(self, part: Part) -> list[tuple[int, Obj, int | None]]:
+        """Pin what is in memory, wait for what is being restored, list what must be: index, object, revision."""
         to_restore = []
         for objects in part.request.local:
             if self._hold_run(part, objects):
@@ -182,7 +182,7 @@ class PartDesk:
                     self._refuse(part, self.disk.refused, objects.group)
                     self._bad_here(part, obj, index, self.disk.refused, from_tier=True)
                 else:
-                    to_restore.append((index, obj))
+                    to_restore.append((index, obj, revision))
         return to_restore
 
     def _plan_fetches(self, part: Part) -> list[tuple[Source, Arriving]]:
@@ -680,6 +680,11 @@ class PartDesk:
     def _forget(self, part: Part) -> None:
         self._unpin(part)
         self.open_parts.pop(part.request.op, None)
+
+
+def _revision(part: Part, objects: Objects) -> int | None:
+    """The revision that objects are wanted in; None: any."""
+    return objects.revision if objects.revision is not None else part.request.revisions[objects.group]
 
 
 def _versions(fetch: Fetch) -> list[bytes]:
