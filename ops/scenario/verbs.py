@@ -342,15 +342,13 @@ class Verbs:
             if not slots_unchanged(part, arena):
                 return _refused(Reason.VERSION_CHANGED)
         self._covers(lease, [part for part, _ in parts])
+        self._is_of_one_revision(parts)
         return _refused(Reason.CHECKSUM_MISMATCH) if damaged else OK
 
     def _read_part(self, lease: HeldLease, part: LeasePart, arena: Arena, only: int | None) -> bool:
         """Read every leased byte; True where some are not what their header says."""
         damaged = False
-        revisions: dict[int, set[int]] = {}
         for run, index, slot in _slots(part.slots):
-            revision = int(arena.table[slot]["revision"])
-            revisions.setdefault(run.group, set()).add(revision)
             if only is not None and run.group != only:
                 continue
             content = arena.content(slot)
@@ -359,16 +357,26 @@ class Verbs:
                 continue
             group = self.world.model.groups[run.group]
             digest = _digest(lease.keys, group.unit_tokens, index)
+            revision = int(arena.table[slot]["revision"])
             stamps = {s for s in self.published.get((run.group, run.shard, digest), ()) if s[0] == revision}
             stored_so = (content_of(digest, run.group, run.shard, s, length=group.block_bytes) for s in stamps)
             if not any(content.tobytes() == stored for stored in stored_so):
                 place = f"group {group.name}, shard {run.shard}, object {index}, slot {slot} of {part.holder}"
                 raise WrongBytes(f"{place}: these bytes were not stored")
-        for family in self.world.model.families:
-            if len(set().union(*(revisions.get(g, set()) for g in family))) > 1:
-                names = ", ".join(self.world.model.groups[g].name for g in family)
-                raise WrongBytes(f"{names}: leased under more than one revision")
         return damaged
+
+    def _is_of_one_revision(self, parts: Sequence[tuple[LeasePart, Arena | None]]) -> None:
+        """A family is leased in one revision, and all shards of one object are."""
+        families = {g: family for family in self.world.model.families for g in family}
+        seen: dict[tuple[int, ...], int] = {}
+        for part, arena in parts:
+            for run, index, slot in _slots(part.slots) if arena is not None else ():
+                assert arena is not None
+                revision = int(arena.table[slot]["revision"])
+                together = families.get(run.group, (run.group, index))
+                if seen.setdefault(together, revision) != revision:
+                    name = self.world.model.groups[run.group].name
+                    raise WrongBytes(f"group {name}, object {index}: leased under more than one revision")
 
     def _covers(self, lease: HeldLease, parts: Sequence[LeasePart]) -> None:
         """A lease shows everything that the rules need at its position, on every shard."""
