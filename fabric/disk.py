@@ -264,8 +264,8 @@ class DiskDesk:
         if refused is not None:
             ctx.send(client, Done(message.request, refused, ""))
             return
-        open_count = len([o for o in objects if o.bad is None])
-        failures: list[Reason] = []
+        failures = [o.bad for o in objects if o.bad is not None]
+        open_count = len(objects) - len(failures)
 
         def stands(_: Obj, why: Reason | None) -> None:
             nonlocal open_count
@@ -280,8 +280,10 @@ class DiskDesk:
                 if obj.bad is None:
                     ctx.await_object(obj, stands)
             self.restore(to_restore)
-        if not open_count:
+        if not objects:
             ctx.send(client, Done(message.request, None, "nothing was on disk"))
+        elif not to_restore and not open_count:
+            ctx.send(client, Done(message.request, failures[0], ""))
 
     def _restore_refusal(self, objects: list[Obj]) -> Reason | None:
         if objects and self.refused is not None:
