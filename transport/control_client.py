@@ -106,7 +106,6 @@ def _close_descriptors(descriptors: Sequence[int]) -> None:
 
 def _answer_of(frame: Frame, descriptors: tuple[int, ...]) -> Answer:
     if frame.status is FrameStatus.FAILED:
-        _close_descriptors(descriptors)
         raise RequestFailed(frame.payload.decode("utf-8", "replace"))
     return Answer(frame.payload, descriptors)
 
@@ -202,11 +201,11 @@ class BlockingClient:
                         _close_descriptors(descriptors)  # the late reply of a request that timed out
                     else:
                         got[position] = (frame, descriptors)
+            return [_answer_of(*got[index]) for index in range(len(payloads))]
         except BaseException:
             for _, descriptors in got.values():
                 _close_descriptors(descriptors)
             raise
-        return [_answer_of(*got[index]) for index in range(len(payloads))]
 
     def _send(self, data: bytes, deadline: float) -> None:
         """A request sent in part would garble what follows, so a time-out within one ends the connection."""
@@ -379,6 +378,7 @@ class AsyncClient:
         try:
             future.set_result(_answer_of(frame, descriptors))
         except RequestFailed as error:
+            _close_descriptors(descriptors)
             future.set_exception(error)
 
     def _lose(self, error: ConnectionLost) -> None:

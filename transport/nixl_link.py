@@ -223,8 +223,7 @@ class NixlLink:
         peer = self._peers.get(region.holder)
         if peer is None or not _same(peer.region, region):
             return
-        peer.ready = False
-        peer.region = None
+        del self._peers[region.holder]
         self._drop(_agent_of(region))
 
     def _drop(self, name: str) -> None:
