@@ -45,6 +45,7 @@ class Client:
         self.rng = world.rng
         self.weights = world.weights[-1]
         self.alive = True
+        self._focus: int | None = None
         self._requests = 0
         self._waiting: Call | None = None
         self._since = 0.0
@@ -62,6 +63,12 @@ class Client:
     def call(self, life: Life, message: Any) -> Call:
         """What a script yields to have ``message`` answered by ``life``; None if its connection closes."""
         return Call(life, message)
+
+    def prompt_name(self) -> int:
+        """Mostly the prompt this process was busy with last: who stores or swaps also reads."""
+        if self._focus is None or self.rng.random() < 0.45:
+            self._focus = self.rng.choice(self.world.library.names)
+        return self._focus
 
     def request(self) -> str:
         """A request id never used before."""

@@ -137,12 +137,12 @@ class Faults:
         self.world.feed(life, DiskState(None))
 
     def rot(self) -> None:
-        """A byte on disk turns."""
+        """Bytes on disk turn: one object's, or a whole extent's."""
         disk = self.rng.choice(list(self.world.disks.values()))
-        entries = [entry for extent in disk.extents.values() for entry in extent]
-        if entries:
-            content = self.rng.choice(entries)[1]
-            content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
+        if disk.extents:
+            entries = self.rng.choice(list(disk.extents.values()))
+            for _, content in entries if self.rng.random() < 0.5 else [self.rng.choice(entries)]:
+                content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
 
     def flip(self) -> None:
         """A byte in memory turns, under nobody's lease; only where every grant verifies."""
@@ -158,7 +158,7 @@ class Faults:
 
     def update_weights(self) -> None:
         world = self.world
-        if len(world.weights) >= WEIGHTS_MAX or world.queue.now < 8.0:
+        if len(world.weights) >= WEIGHTS_MAX or world.queue.now < 3.0:
             return
         world.update_weights()
         for client in world.clients.values():
@@ -175,7 +175,7 @@ FAULTS: tuple[tuple[Callable[[Faults], None], int], ...] = (
     (Faults.restart_directory, 2),
     (Faults.partition, 4),
     (Faults.disk_down, 2),
-    (Faults.rot, 3),
+    (Faults.rot, 4),
     (Faults.flip, 3),
     (Faults.update_weights, 1),
 )

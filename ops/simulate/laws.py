@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...fabric.books import Obj
@@ -13,6 +14,7 @@ from ...fabric.messages import (
     EventBatch,
     Heartbeat,
     HolderGone,
+    PinEnded,
     StoreBegin,
     StoreBegun,
     StoreCommit,
@@ -32,16 +34,22 @@ class Laws:
     def __init__(self, world: World) -> None:
         self.world = world
         self._attempt: Attempt | None = None
+        self._unproven: list[Obj] = []
         self._stream: tuple[str, tuple[int, int, int] | None] | None = None
         self._least: dict[tuple[int, str], int] = {}
 
     # --- stores --------------------------------------------------------------------------------
 
     def before(self, life: Life, event: Event) -> None:
-        """Note the write attempt that a commit speaks of, as it stands before."""
+        """Note what a record speaks of, as it stands before: a write attempt, objects that arrived."""
         self._attempt = None
-        if isinstance(event, Received) and isinstance(event.message, StoreCommit):
-            self._attempt = life.core.stores.attempts.get(event.message.attempt)
+        self._unproven = []
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, StoreCommit):
+                self._attempt = life.core.stores.attempts.get(message.attempt)
+            elif isinstance(message, PinEnded):
+                self._unproven = list(self._changed_at_source(life, event.sender, message))
 
     def after(self, life: Life, event: Event, effects: list[Effect]) -> None:
         if isinstance(event, Received):
@@ -50,7 +58,23 @@ class Laws:
                 self._committed(life, message, self._attempt, effects)
             elif isinstance(message, StoreBegin):
                 self._begun(life, effects)
+        if any(obj.state is State.SEALED for obj in self._unproven):
+            self.world.fail("proof", f"{life}: kept what changed at its source while it was read", life.name)
         self._rights(life)
+
+    def _changed_at_source(self, life: Life, source: str, message: PinEnded) -> Iterator[Obj]:
+        """Objects of a transfer whose source does not say that they are still what was promised."""
+        part = life.core.parts.open_parts.get(message.op)
+        known = part.sources.get(source) if part is not None else None
+        if known is None or known.ended or known.transferring:
+            return
+        told: dict[tuple[int, int, int], bytes] = {}
+        for fetch, blob in zip(known.fetches, message.versions, strict=False):
+            for place, index in enumerate(fetch.objects.indices):
+                told[fetch.objects.group, fetch.objects.shard, index] = blob[place * 8 : place * 8 + 8]
+        for a in known.arriving:
+            if told.get((a.obj.group, a.obj.shard, a.index), b"") != a.version:
+                yield a.obj
 
     def _begun(self, life: Life, effects: list[Effect]) -> None:
         """The latest attempt at each object, as the writers were told."""

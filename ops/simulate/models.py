@@ -126,8 +126,8 @@ def random_chance(rng: random.Random) -> Chance:
         loss=rng.choice((0.0, 0.005, 0.02)),
         twice=rng.choice((0.0, 0.01, 0.03)),
         late=rng.choice((0.01, 0.04)),
-        transfer_fault=rng.choice((0.0, 0.03, 0.08)),
-        disk_fault=rng.choice((0.0, 0.05, 0.12)),
+        transfer_fault=rng.choice((0.0, 0.15, 0.35)),
+        disk_fault=rng.choice((0.0, 0.1, 0.25)),
         fault_every_s=rng.choice((0.8, 1.5, 3.0)),
     )
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .clients import Client
     from .world import Life
 
+LONG_S = 4.0
+"""Leases that last this long are read again and again."""
+
 Script = Generator[Any, Any, None]
 
 
@@ -57,7 +60,7 @@ class Reader:
             text.prompt,
             abis,
             readers,
-            rng.choice((0.5, 1.0, 2.0, 5.0)),
+            rng.choice((0.5, 1.0, 2.0, 5.0, 14.0)),
             rng.choice((None, None, None, 0.0, 1.0, 4.0)),
             rng.choice((0, 0, 0, world.judge.grid, 3 * world.judge.grid)),
             probe,
@@ -85,7 +88,7 @@ class Reader:
         rng, library = self.rng, self.world.library
         n = rng.randrange(PROMPT_TOKENS_MAX // 3, PROMPT_TOKENS_MAX + 8)
         tenant = TENANTS[0] if rng.random() < 0.9 else TENANTS[1]
-        return library.text(rng.choice(library.names), n, self.client.weights, tenant)
+        return library.text(self.client.prompt_name(), n, self.client.weights, tenant)
 
     def _readers(self, lives: list[Life]) -> tuple[str, ...]:
         """The holder of each shard on this node."""
@@ -114,9 +117,13 @@ class Reader:
     def _use(self, reading: Reading, leader: Life) -> Script:
         """Read, perhaps renew and read again, then release; or forget, and be refused later."""
         yield from self._read(reading)
+        lease_s = reading.deadline_s - self.world.local(self.client.node)
+        for _ in range(self.rng.randrange(1, 5) if lease_s > LONG_S and self.rng.random() < 0.7 else 0):
+            yield self.rng.uniform(0.5, 4.0)
+            yield from self._read(reading)
         for _ in range(self.rng.choice((0, 0, 1, 2))):
             yield self.rng.uniform(0.1, 2.0)
-            message = Renew(self.client.request(), reading.grant.lease, self.rng.choice((0.5, 1.0, 3.0)))
+            message = Renew(self.client.request(), reading.grant.lease, self.rng.choice((0.5, 1.0, 3.0, 9.0)))
             renewed = yield self.client.call(leader, message)
             if not isinstance(renewed, Renewed) or renewed.refused is not None:
                 return

@@ -115,6 +115,7 @@ class World:
         self.chance = random_chance(rng)
         self.slots = random_slots(rng, self.model)
         self.limits = random_limits(rng, self.model, self.slots)
+        self.pin_ttl_s = rng.choice((0.4, 2.0))
         self.verify_always = rng.random() < 0.25
         self.nodes = tuple(f"n{i}" for i in range(rng.randrange(2, 4)))
         self.split_shards = self.model.shards > 1 and rng.random() < 0.7
@@ -162,7 +163,7 @@ class World:
             verify_always=self.verify_always,
             request_timeout_s=0.5,
             transfer_timeout_s=1.5,
-            pin_ttl_s=2.0,
+            pin_ttl_s=self.pin_ttl_s,
             attempt_ttl_s=12.0,
             recovery_wait_s=4.0,
             rounds_max=8,
@@ -268,7 +269,7 @@ class World:
         at = wanted - self.offset[life.node]
         if life.tick_at is None or at < life.tick_at:
             life.tick_at = at
-            self.queue.after(max(0.0, at - self.queue.now) + self.rng.uniform(0, 0.02), self._tick, life, at)
+            self.queue.after(max(0.0, at - self.queue.now) + self.rng.uniform(0, 0.15), self._tick, life, at)
 
     def _tick(self, life: Life, at: float) -> None:
         if life.tick_at == at:

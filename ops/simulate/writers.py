@@ -43,7 +43,7 @@ class Writer:
     def act(self, lives: list[Life]) -> Script:
         """One thing a writer does."""
         action = self.rng.choices(
-            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (6, 3, 2, 5, 2, 1)
+            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (6, 3, 2, 8, 2, 4)
         )[0]
         yield from action(lives)
 
@@ -52,7 +52,7 @@ class Writer:
         if n is None:
             n = rng.randrange(4, PROMPT_TOKENS_MAX + 1)
         tenant = TENANTS[0] if rng.random() < 0.9 else TENANTS[1]
-        return self.world.library.text(rng.choice(self.world.library.names), n, self.client.weights, tenant)
+        return self.world.library.text(self.client.prompt_name(), n, self.client.weights, tenant)
 
     # --- stores --------------------------------------------------------------------------------
 

@@ -1,0 +1,102 @@
+"""Mutants: the core with one rule, check or step replaced by a plausible mistake.
+
+Each replaces from outside what the core names; the simulation must notice every one of them, and
+must find nothing in the core as it is. One that survives is a hole in the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import mutants_of_rules as rules
+from . import mutants_of_steps as steps
+from .patches import Patches
+from .run import Report, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One mistake: its name, what it does, how it is put in place."""
+
+    name: str
+    mistake: str
+    apply: Callable[[Patches], None]
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("version_reread", "the source's versions are not read again after a transfer", steps.version_reread),
+    Mutant("fence", "a reader does not look at the holder's incarnation and right to grant", steps.fence),
+    Mutant("deadline", "a reader does not look at its deadline", steps.deadline),
+    Mutant("digest", "what a transfer brought is not digested", steps.digest),
+    Mutant("restore_digest", "what a restore brought is not digested", steps.restore_digest),
+    Mutant("index_revision", "an indexer of any revision will do", rules.index_revision),
+    Mutant("passport", "bytes of any layout will do", rules.passport),
+    Mutant("alignment", "length and alignment of the bytes are not looked at", rules.alignment),
+    Mutant("overlap_optional", "a tail's overlap is not needed", rules.overlap_optional),
+    Mutant("any_group", "one group suffices", rules.any_group),
+    Mutant("half_block", "a history block that is needed in part is not needed", rules.half_block),
+    Mutant("tail_revision", "a tail of any revision will do", rules.tail_revision),
+    Mutant("window_by_length", "a window of the right length at another position will do", rules.window_by_length),
+    Mutant("reuse_quarantined", "slots that foreign bytes may still reach are used again", steps.reuse_quarantined),
+    Mutant("trust_directory", "a source is what the directory said it is", steps.trust_directory),
+    Mutant("one_free_list", "two groups take their slots from one free list", steps.one_free_list),
+    Mutant("limit_outside_charge", "a limit is asked when planning and not when charging", steps.limit_outside_charge),
+    Mutant("restore_as_allocation", "a restore takes its slot as a new object does", steps.restore_as_allocation),
+    Mutant("extend_in_two_steps", "a commit becomes visible in two steps", steps.extend_in_two_steps),
+    Mutant("page_table_early", "restored slots are visible before their bytes are verified", steps.page_table_early),
+    Mutant("grant_before_proof", "a lease is granted before the transfer is proven", steps.grant_before_proof),
+    Mutant("move_under_graph", "what a graph lease froze is moved", steps.move_under_graph),
+    Mutant("late_commit", "a late commit of a superseded attempt is accepted", steps.late_commit),
+    Mutant("old_incarnation", "events of a dead life are listened to", steps.old_incarnation),
+    Mutant("retired_weights", "a reader does not look at the weights in force", steps.retired_weights),
+)
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+SEEDS = tuple(range(1, 41))
+STEPS_A_SEED = 1500
+"""A mutant is looked for in these seeds, so many steps each: that bounds what finding it may cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How one mutant was found: by which law, in which seed, after how many steps over all seeds."""
+
+    mutant: str
+    found: bool
+    steps: int
+    seed: int | None
+    law: str
+    detail: str
+
+    def plain(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {
+            "mutant": self.mutant,
+            "found": self.found,
+            "steps": self.steps,
+            "seed": self.seed,
+            "law": self.law,
+            "detail": self.detail,
+        }
+
+
+def run_mutant(mutant: Mutant, seed: int, steps_max: int = STEPS_A_SEED) -> Report:
+    """One seed with one mutant in place."""
+    with Patches() as patches:
+        mutant.apply(patches)
+        return simulate(seed, steps_max)
+
+
+def hunt(mutant: Mutant, seeds: tuple[int, ...] = SEEDS) -> Hunt:
+    """Look for a mutant, seed by seed, until a law is broken."""
+    taken = 0
+    for seed in seeds:
+        report = run_mutant(mutant, seed)
+        if report.failure is not None:
+            taken += report.failure.step
+            return Hunt(mutant.name, True, taken, seed, report.failure.law, report.failure.detail)
+        taken += report.steps
+    return Hunt(mutant.name, False, taken, None, "", "")
