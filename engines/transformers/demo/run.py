@@ -1,0 +1,145 @@
+"""The demo from start to end: two nodes, a fabric, a writer on A, a reader on B.
+
+Torch and transformers are loaded in the workers' processes only; this one waits for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from ....actors import ray_api
+from ....actors.embedded import EmbeddedCluster
+from ....actors.fabric import Fabric, launch
+from ....actors.spec import FabricSpec
+from ..errors import EngineError, MissingExtra
+from ..library import INSTALL
+from .reader import Reader
+from .records import FaultRun, Loaded, Outcome, Run
+from .story import ALIGNED, DECODE_TOKENS, POSITIONS, RAGGED
+from .writer import Writer
+
+NODES = 2
+LINKS = ("nixl", "tcp")
+"""NIXL moves the bytes; plain TCP only where NIXL cannot start. Not shared memory: the nodes stand for hosts."""
+TRANSFORMERS_MIN = (5, 23)
+LOAD_TIMEOUT_S = 180.0
+STEP_TIMEOUT_S = 60.0
+
+Say = Callable[[str], None]
+
+
+def run(family: str, say: Say) -> Outcome:
+    """Run the demo for one model family; ``say`` is told what goes on, a line at a time.
+
+    Raises FabricError, in one line, where something is not there or does not start. Everything it
+    started has ended when it returns or raises.
+    """
+    require_engine()
+    say("starting a Ray cluster of two nodes on this machine")
+    cluster = EmbeddedCluster.start(NODES)
+    try:
+        return _on_cluster(family, cluster, say)
+    finally:
+        cluster.close()
+
+
+def require_engine() -> None:
+    """Raise MissingExtra, with the command that installs it, unless a transformers that is new enough is there."""
+    if not _is_there("transformers"):
+        raise MissingExtra(f"the demo needs transformers, which is not installed: {INSTALL}")
+    found = metadata.version("transformers")
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < TRANSFORMERS_MIN:
+        wanted = ".".join(map(str, TRANSFORMERS_MIN))
+        raise MissingExtra(f"the demo needs transformers {wanted} or newer, {found} is installed: {INSTALL}")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # somebody blocked its import
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """Who plays: the two workers, and what the writer says of the model."""
+
+    family: str
+    writer: Any
+    reader: Any
+    loaded: Loaded
+    faults: list[str]
+
+
+def _on_cluster(family: str, cluster: EmbeddedCluster, say: Say) -> Outcome:
+    say(f"loading {family} with random weights in a worker on each node")
+    writer = _start(Writer, "writer", family, cluster.node_ids[0])
+    reader = _start(Reader, "reader", family, cluster.node_ids[1])
+    loading = reader.load.remote()
+    loaded: Loaded = _ask(writer.load.remote(), LOAD_TIMEOUT_S)
+    faults: list[str] = _ask(writer.fault_names.remote())
+    cast = _Cast(family, writer, reader, loaded, faults)
+    say("starting the fabric: supervisor, directory, and on each node a holder with a NIXL agent")
+    fabric = launch(_spec(cast))
+    try:
+        same: Loaded = _ask(loading, LOAD_TIMEOUT_S)
+        if same.weights != loaded.weights:
+            raise EngineError(f"the workers' weights differ: {loaded.weights} and {same.weights}")
+        outcome = _story(cast, fabric, say)
+        _ask(writer.close.remote())
+        _ask(reader.close.remote())
+        return outcome
+    finally:
+        say("shutting down")
+        for worker in (writer, reader):
+            ray_api.kill(worker)
+        fabric.shutdown()
+
+
+def _spec(cast: _Cast) -> FabricSpec:
+    return FabricSpec.load(
+        {
+            "model": cast.loaded.spec,
+            "slots": _ask(cast.writer.slots.remote(len(cast.faults))),
+            "passports": _ask(cast.writer.passports.remote()),
+            "transport": {"links": LINKS},
+        }
+    )
+
+
+def _story(cast: _Cast, fabric: Fabric, say: Say) -> Outcome:
+    writer, reader = cast.writer, cast.reader
+    _ask(writer.publish_warm_up.remote())
+    _ask(reader.warm_up.remote())
+    say(f"A prefills and publishes {ALIGNED} and {RAGGED} tokens, B resumes longer prompts under leases")
+    _ask(writer.publish.remote())
+    runs: list[Run] = [_ask(reader.resume.remote(position)) for position in POSITIONS]
+    faults: list[FaultRun] = []
+    for name in cast.faults:
+        say(f"breaking one thing: {name.replace('_', ' ')}")
+        met: FaultRun = _ask(reader.meet.remote(writer.break_state.remote(name)))
+        faults.append(met)
+        _ask(writer.repair.remote(name))
+        _ask(reader.confirm_repaired.remote(name, met.position))
+    link = _link(fabric.status(), runs)
+    return Outcome(cast.family, NODES, cast.loaded.kinds, tuple(runs), tuple(faults), link, DECODE_TOKENS)
+
+
+def _link(status: dict[str, Any], runs: list[Run]) -> str:
+    """The link over which the reader's holder really fetched."""
+    source = next((s for run in runs for s in run.sources), "")
+    used = [holder["link_of"][source] for holder in status["holders"] if source in holder.get("link_of", {})]
+    return str(used[0]) if used else "none"
+
+
+def _start(cls: type, name: str, family: str, node: str) -> Any:
+    return ray_api.start_actor(cls, f"demo/{name}", family, node=node, detached=False, concurrency=1)
+
+
+def _ask(reference: Any, timeout_s: float = STEP_TIMEOUT_S) -> Any:
+    return ray_api.call(reference, timeout_s)
