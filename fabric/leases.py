@@ -98,14 +98,17 @@ class LeaseBook:
         return record
 
     def renew(self, lease: int, now: float, lease_s: float, weights: bytes) -> Reason | float:
-        """The new deadline, or why there is none."""
+        """The new deadline, or why there is none.
+
+        Never an earlier one: a renewal that arrives late must not end what a later one promised.
+        """
         record = self.live.get(lease)
         if record is None or now >= record.deadline_s:
             return Reason.LEASE_EXPIRED
         if record.weights != weights:
             return Reason.WEIGHTS_MISMATCH
-        record.lease_s = lease_s
-        record.deadline_s = now + lease_s
+        record.lease_s = max(record.lease_s, lease_s)
+        record.deadline_s = max(record.deadline_s, now + lease_s)
         return record.deadline_s
 
     def end(self, lease: int) -> LeaseRecord | None:
