@@ -55,6 +55,8 @@ MUTANTS: tuple[Mutant, ...] = (
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
+UNMUTATED = "unmutated"
+
 SEEDS = tuple(range(1, 41))
 STEPS_A_SEED = 1500
 """A mutant is looked for in these seeds, so many steps each: that bounds what finding it may cost."""
@@ -100,3 +102,8 @@ def hunt(mutant: Mutant, seeds: tuple[int, ...] = SEEDS) -> Hunt:
             return Hunt(mutant.name, True, taken, seed, report.failure.law, report.failure.detail)
         taken += report.steps
     return Hunt(mutant.name, False, taken, None, "", "")
+
+
+def hunt_none(seeds: tuple[int, ...] = SEEDS) -> Hunt:
+    """The core as it is, in the same seeds: nothing must be found."""
+    return hunt(Mutant(UNMUTATED, "none", lambda _: None), seeds)

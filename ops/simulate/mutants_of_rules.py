@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...fabric import leader, needs, planner, validation
+from ...fabric import needs, planner, validation
 from ...fabric.evidence import GroupEvidence
 from ...fabric.kinds import Layer, ObjectKind, Reason
 from ...fabric.model import GroupSpec, ModelSpec
 from ...fabric.needs import GroupRule
 from ...fabric.passport import abi_refusal
+from ...fabric.rules import resolve
 from .patches import Patches
 
 NEVER_TOKENS = 1 << 29
@@ -103,14 +104,14 @@ def _of_any_revision(patches: Patches, kind: ObjectKind) -> None:
         return changed
 
     _evidence(patches, change)
-    original = leader.resolve
+    original = resolve
 
-    def resolve(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int, **limits: Any) -> Any:
+    def changed_resolve(model: ModelSpec, evidence: Sequence[GroupEvidence], n: int, **limits: Any) -> Any:
         found = original(model, evidence, n, **limits)
         revisions = [None if spec.kind is kind else r for spec, r in zip(model.groups, found.revisions, strict=True)]
         return replace(found, revisions=tuple(revisions))
 
-    patches.everywhere(original, resolve)
+    patches.everywhere(original, changed_resolve)
 
 
 def index_revision(patches: Patches) -> None:

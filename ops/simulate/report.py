@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from .mutants import UNMUTATED, Hunt
 from .run import Report
 
 
@@ -25,3 +26,18 @@ def as_text(report: Report) -> str:
         lines += [f"FAILED at step {report.failure.step}: {report.failure.law}: {report.failure.detail}"]
         lines += list(report.failure.trace)
     return "\n".join(lines)
+
+
+def hunt_as_json(hunt: Hunt) -> str:
+    """One line."""
+    return json.dumps(hunt.plain())
+
+
+def hunt_as_text(hunt: Hunt) -> str:
+    """One line: how a mistake was found, or that it was not."""
+    if hunt.mutant == UNMUTATED:
+        verdict = f"BROKEN: {hunt.law}: {hunt.detail}" if hunt.found else "clean"
+        return f"{hunt.mutant:<22} {verdict}, {hunt.steps} steps"
+    if not hunt.found:
+        return f"{hunt.mutant:<22} SURVIVED {hunt.steps} steps"
+    return f"{hunt.mutant:<22} found after {hunt.steps} steps in seed {hunt.seed}: {hunt.law}: {hunt.detail}"
