@@ -64,7 +64,9 @@ class Fabric:
         return self._handle(here[gpu])
 
     def _handle(self, address: str) -> Any:
-        handle = ray_api.call(self._supervisor.handles.remote()).get(address)
+        lives = (m.incarnation for m in self.info().members if m.address == address)
+        names = (actor_name(self.name, address, incarnation) for incarnation in lives)
+        handle = next((ray_api.find_actor(name) for name in names), None)
         if handle is None:
             raise FabricError(f"{address} is not running: see fabric.status()")
         return handle

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -70,6 +72,23 @@ def my_node() -> str:
     return str(_connected().get_runtime_context().get_node_id())
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of this short block: a handle that was only half made tells so when it is dropped."""
+    kept = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or kept is None:
+        yield
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, kept)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def start_actor(
     cls: type, name: str, *args: Any, node: str | None = None, detached: bool = True, concurrency: int = 1000
 ) -> Any:
@@ -88,14 +107,16 @@ def start_actor(
         options["lifetime"] = "detached"
     if node is not None:
         options["label_selector"] = {"ray.io/node-id": node}
-    return module.remote(cls).options(**options).remote(*args)
+    with _uninterrupted():
+        return module.remote(cls).options(**options).remote(*args)
 
 
 def find_actor(name: str) -> Any | None:
     """The actor of that name, or None. Raises Unavailable."""
     module = _connected()
     try:
-        return module.get_actor(name, namespace=NAMESPACE)
+        with _uninterrupted():
+            return module.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
     except module.exceptions.RayError as error:

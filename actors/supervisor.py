@@ -62,8 +62,8 @@ def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str
 
 
 class Supervisor:
-    """Ray actor. Documented methods, all bytes or JSON: ``describe``, ``status``, ``handles``,
-    ``update_weights``, ``set_bypass``, ``drain``, ``shutdown``, ``ready``.
+    """Ray actor. Documented methods, which take and return bytes, JSON or plain values: ``describe``, ``status``,
+    ``ready``, ``update_weights``, ``set_bypass``, ``drain``, ``shutdown``.
     """
 
     def __init__(self, fabric: str, spec_json: str) -> None:
@@ -301,11 +301,6 @@ class Supervisor:
         """A FabricInfo record, for a process that connects."""
         members = self.core.members().members
         return FabricInfo(self.fabric, self.spec, self.weights, members, "").encode()
-
-    async def handles(self) -> dict[str, Any]:
-        """The Ray actor handles of what is up, by address."""
-        known = ((m.address, self._lives.get((m.address, m.incarnation))) for m in self.core.members().members)
-        return {address: handle for address, handle in known if handle is not None}
 
     async def _told(self) -> None:
         """Wait until everyone who is up took what was sent. Who does not in time loses its right to grant."""
