@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
@@ -250,19 +251,9 @@ class Holder(Service):
             moved = await self._in_thread(lambda: self._copy_here(effect))
             self._feed(TransferDone(effect.token, moved))
             return
-        pairs = [Pair(p.source_slot, p.slot, p.length) for p in effect.pairs]
-        left = max(effect.deadline_s - time.monotonic(), 0.0)
-        try:
-            regions = await self._regions_of(effect.source, effect.incarnation, left)
-        except FabricError as error:
-            logger.info("%s: its regions are not known: %s", effect.source, error)
-            self._moved_nothing(effect, TransferFault.PEER_LOST)
-            return
-        try:
-            results = await self._in_thread(lambda: self._fetch(regions, pairs, effect.deadline_s))
-        except FabricError as error:
-            logger.warning("transfer from %s: %s", effect.source, error)
-            self._moved_nothing(effect, TransferFault.FAILED)
+        results = await self._over_links(effect)
+        if isinstance(results, TransferFault):
+            self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, results) for p in effect.pairs)))
             return
         kind, landed = results
         self.last_link[effect.source] = kind
@@ -272,6 +263,30 @@ class Holder(Service):
         tokens = [r.token for r in landed if r.token is not None]
         if tokens:
             await self._until_quiet(effect.token, LinkKind(kind), tokens)
+
+    async def _over_links(self, effect: StartTransfer) -> tuple[str, list[PairResult]] | TransferFault:
+        """Over the best link that connects; once more with fresh regions where the peer's link began anew."""
+        pairs = [Pair(p.source_slot, p.slot, p.length) for p in effect.pairs]
+        key = (effect.source, effect.incarnation)
+        while True:
+            known = key in self._regions
+            left = max(effect.deadline_s - time.monotonic(), 0.0)
+            try:
+                regions = await self._regions_of(effect.source, effect.incarnation, left)
+            except FabricError as error:
+                logger.info("%s: its regions are not known: %s", effect.source, error)
+                return TransferFault.PEER_LOST
+            try:
+                kind, landed = await self._in_thread(partial(self._fetch, regions, pairs, effect.deadline_s))
+            except FabricError as error:
+                logger.info("transfer from %s: %s", effect.source, error)
+                kind, landed = "", []
+            lost = not landed or any(r.failure in _FROM_ANEW for r in landed)
+            if lost:
+                self._regions.pop(key, None)
+            if lost and known and all(r.token is None for r in landed):
+                continue
+            return (kind, landed) if landed else TransferFault.FAILED
 
     def _copy_here(self, effect: StartTransfer) -> tuple[Moved, ...]:
         """In a thread: from slot to slot of this arena."""
@@ -283,9 +298,6 @@ class Holder(Service):
             )
             for p in effect.pairs
         )
-
-    def _moved_nothing(self, effect: StartTransfer, fault: TransferFault) -> None:
-        self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, fault) for p in effect.pairs)))
 
     def _fetch(self, regions: tuple[Region, ...], pairs: list[Pair], deadline_s: float) -> tuple[str, list[PairResult]]:
         """In a thread: over the best way that connects. Raises FabricError where none does."""
@@ -393,6 +405,7 @@ class Holder(Service):
             return None
         desk = self.core.disk
         return self.disk.status() | {
+            "used_bytes": desk.extents.used_bytes,
             "restoring": desk.restoring,
             "restores_waiting": desk.waiting,
             "restores_in_line": len(desk.line),
@@ -433,6 +446,9 @@ class Holder(Service):
             }
         )
 
+
+_FROM_ANEW = frozenset({LinkFailure.PEER_LOST, LinkFailure.REFUSED, LinkFailure.UNAVAILABLE})
+"""Failures that a peer's link causes when it was started again: its region is another now."""
 
 _FAULTS = {
     LinkFailure.PEER_LOST: TransferFault.PEER_LOST,

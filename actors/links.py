@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
+from ..transport.isolated_link import IsolatedLink
 from ..transport.link import Link, LinkError, LinkKind
 from ..transport.memfd import ArenaMemory
-from ..transport.nixl_settings import NixlSettings, nixl_environment
+from ..transport.nixl_settings import NixlSettings
+from ..transport.shared_memory_link import SharedMemoryLink
+from ..transport.tcp_link import TcpLink
 from .spec import TransportSpec
 
 
@@ -27,21 +28,13 @@ def start_links(
         started: Link | LinkError
         match name:
             case "shared_memory":
-                from ..transport.shared_memory_link import SharedMemoryLink
-
                 started = SharedMemoryLink.start(memory, holder=holder, incarnation=incarnation)
             case "nixl":
                 settings = NixlSettings(spec.nixl_backend, spec.nixl_transports, spec.network_devices)
-                for variable, value in nixl_environment(settings).items():
-                    os.environ.setdefault(variable, value)
-                from ..transport.nixl_link import NixlLink  # loads torch, and reads the environment set above
-
-                started = NixlLink.start(
-                    memory.arena, holder=holder, incarnation=incarnation, suffix=suffix, settings=settings
+                started = IsolatedLink.start(
+                    memory, holder=holder, incarnation=incarnation, suffix=suffix, settings=settings
                 )
             case _:
-                from ..transport.tcp_link import TcpLink
-
                 started = TcpLink.start(
                     memory.arena, holder=holder, incarnation=incarnation, host=spec.tcp_host or host, secret=secret
                 )
