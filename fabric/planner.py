@@ -349,6 +349,7 @@ _PRECEDENCE = {
     reason: place
     for place, reason in enumerate(
         (
+            Reason.RESTORE_PENDING,
             Reason.CHECKSUM_MISMATCH,
             Reason.MISALIGNED,
             Reason.TRANSFER_FAILED,
@@ -358,7 +359,6 @@ _PRECEDENCE = {
             Reason.QUARANTINED,
             Reason.ABI_MISMATCH,
             Reason.HOLDER_LOST,
-            Reason.RESTORE_PENDING,
             Reason.BLOCK_INCOMPLETE,
             Reason.EVICTED,
             Reason.DIRECTORY_UNAVAILABLE,
