@@ -424,7 +424,7 @@ class DiskTier:
             "free_bytes": condition.free_bytes,
             "free_floor_bytes": self.settings.free_floor_bytes,
             "codec": self.settings.codec,
-            "extents": condition.extents,
+            "extents": len(self._uids),
             "wrong_blocks": condition.wrong_blocks,
             "outstanding": len(self._jobs),
             "restarts": self._restarts,

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ...fabric.arena import PAGE_BYTES, Arena
+from ...fabric.extents import extent_bytes
 from ...fabric.kinds import Reason
 from .codecs import Codec
 from .faults import DiskFault, DiskFaults
@@ -38,6 +39,8 @@ PROBE_BYTES = 256 * 1024
 LIES_MIN = 16
 LIES_WINDOW_S = 60.0
 REMOVED_TOLD_MAX = 32
+WANTED_BYTES_MAX = 16 << 20
+"""A disk with this much room is not full, whatever did not fit: smaller extents go on."""
 
 DiskError = (OSError, sqlite3.Error)
 
@@ -63,6 +66,8 @@ class Tier:
         self._judged: deque[tuple[float, int, int]] = deque()
         self._wrong_blocks = 0
         self._told: Condition | None = None
+        self._wanted_bytes = 0
+        """Bytes that a write found no room for: room for as many is what heals a full disk."""
 
     # --- the store in use ----------------------------------------------------------------------
 
@@ -151,10 +156,11 @@ class Tier:
             self._health, self._detail = Health.FULL, self._floor_words(store)
 
     def _floor_passed(self, store: ExtentStore) -> bool:
-        return store.free_bytes() < self._setup.free_floor_bytes
+        return store.free_bytes() - self._wanted_bytes < self._setup.free_floor_bytes
 
     def _floor_words(self, store: ExtentStore) -> str:
-        return f"{store.free_bytes()} bytes are free, {self._setup.free_floor_bytes} must stay so"
+        wanted = f" beside {self._wanted_bytes} to be written" if self._wanted_bytes else ""
+        return f"{store.free_bytes()} bytes are free, {self._setup.free_floor_bytes} must stay so{wanted}"
 
     def _probe(self, store: ExtentStore) -> None:
         """Write, read back and compare a small file: what fails names the state, what passes heals."""
@@ -171,11 +177,12 @@ class Tier:
             return
         if self._health is Health.LYING:
             self._judged.clear()
-        self._health, self._detail = Health.OK, ""
+        self._health, self._detail, self._wanted_bytes = Health.OK, "", 0
 
-    def _suspect(self, store: ExtentStore) -> None:
+    def _suspect(self, store: ExtentStore, wanted_bytes: int = 0) -> None:
         """An operation failed: look at once whether the disk did."""
         with self._looking:
+            self._wanted_bytes = min(wanted_bytes, WANTED_BYTES_MAX)
             if store.folder.moved():
                 self._look(store)
             else:
@@ -216,7 +223,7 @@ class Tier:
             self._tell(Wrote(message.token, None, "", file_bytes))
         except DiskError as error:
             self._tell(Wrote(message.token, _reason_of(error), _words(error), 0))
-            self._suspect(store)
+            self._suspect(store, extent_bytes(message.entries))
         finally:
             self._give_back(store)
 

@@ -1,0 +1,321 @@
+"""A real holder process with a disk: what it stored is served by the next life on its node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvfabric.actors.client import HolderClient, request_id
+from kvfabric.actors.info import FabricInfo
+from kvfabric.actors.session import Answer, Session
+from kvfabric.actors.spec import FabricSpec
+from kvfabric.fabric import wire
+from kvfabric.fabric.kinds import ObjectKind, Reason, Status
+from kvfabric.fabric.messages import Done, Member, Objects, StatusReply, StatusRequest, SwapOut
+
+pytestmark = pytest.mark.faults
+
+MODEL = {
+    "name": "hybrid",
+    "weights": "v1",
+    "groups": [
+        {"name": "csa", "kind": "compressed_history", "block_tokens": 16, "ratio": 4, "block_bytes": 5000},
+        {
+            "name": "tail",
+            "kind": "uncompressed_tail",
+            "of": "csa",
+            "block_tokens": 4,
+            "overlap_tokens": 4,
+            "block_bytes": 700,
+        },
+        {"name": "idx", "kind": "indexer", "of": "csa", "block_tokens": 16, "block_bytes": 96},
+        {"name": "swa", "kind": "sliding_window", "block_tokens": 4, "window_tokens": 16, "block_bytes": 4096},
+    ],
+}
+NODE = "a" * 40
+
+
+def prompt(number: int, tokens: int = 70) -> list[int]:
+    return [(number * 1_000_003 + 7919 * i) % 50_000 for i in range(tokens)]
+
+
+def content(tokens: list[int], group: int, index: int, nbytes: int) -> np.ndarray:
+    return np.random.default_rng([*tokens[:4], group, index]).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+class Life:
+    """One life of the holder, and a session of this process with it."""
+
+    def __init__(self, disk: dict[str, Any], incarnation: int, weights: str = "v1", **spec: Any) -> None:
+        self.spec = FabricSpec.load(
+            {"model": MODEL | {"weights": weights}, "disk": disk, "transport": {"links": ["tcp"]}} | spec
+        )
+        setup = {
+            "fabric": "test",
+            "address": f"holder:{NODE[:16]}:0",
+            "incarnation": incarnation,
+            "node": NODE,
+            "host": "127.0.0.1",
+            "spec": self.spec.model_dump_json(),
+            "shards": [0],
+            "directory": "directory:0",
+            "weights": weights,
+        }
+        script = Path(__file__).with_name("holder_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, script, json.dumps(setup)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.member: Member = wire.decode_plain(Member, bytes.fromhex(self.process.stdout.readline()))
+        info = FabricInfo("test", self.spec, weights, (self.member,), NODE)
+        self.session = Session(lambda: info, name="test")
+        self.client = HolderClient(self.member)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ok\n"
+
+    def store(self, tokens: list[int]) -> None:
+        objects = {
+            g.name: {i: content(tokens, n, i, g.block_bytes) for i in range(len(tokens) // g.unit_tokens)}
+            for n, g in enumerate(self.spec.model.groups)
+        }
+        assert self.session.publish(tokens, objects).ok
+
+    def swap_out(self, tokens: list[int]) -> Done:
+        keys = self.session._keys(tokens, {})
+        groups = enumerate(self.spec.model.groups)
+        runs = tuple(
+            Objects(n, 0, tuple(range(len(tokens) // g.unit_tokens)), keys.keys(g.unit_tokens)) for n, g in groups
+        )
+        return self.client.call(SwapOut(request_id(), runs), Done)
+
+    def status(self) -> dict[str, Any]:
+        reply: dict[str, Any] = json.loads(self.client.call(StatusRequest("s"), StatusReply).status)
+        return reply
+
+    def wrong(self, answer: Answer, tokens: list[int]) -> list[str]:
+        """Leased objects that are not as they were stored."""
+        assert answer.lease is not None
+        found = []
+        for n, group in enumerate(self.spec.model.groups):
+            with answer.lease.read(group.name) as views:
+                right = {index: content(tokens, n, index, group.block_bytes) for index in views}
+                found += [f"{group.name}[{i}]" for i in views if not np.array_equal(views[i], right[i])]
+        return found
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self._end()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        self._end()
+
+    def _end(self) -> None:
+        self.session.close()
+        self.client.close()
+        self.process.wait(20)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> dict[str, Any]:
+    return {"path": str(tmp_path / "disk"), "bytes_max": 1 << 28, "free_floor_bytes": 0}
+
+
+@pytest.fixture
+def lives(disk: dict[str, Any]) -> Iterator[Any]:
+    running: list[Life] = []
+
+    def start(incarnation: int, **more: Any) -> Life:
+        life = Life(disk | more.pop("disk", {}), incarnation, **more)
+        running.append(life)
+        return life
+
+    yield start
+    for life in running:
+        life.close()
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_a_holder_killed_and_restarted_serves_what_its_disk_holds_bit_for_bit(lives: Any, codec: str) -> None:
+    tokens = prompt(1)
+    first = lives(1, disk={"codec": codec})
+    first.store(tokens)
+    assert first.swap_out(tokens).refused is None
+    assert first.status()["disk"]["extents"] == 1
+    before = first.session.acquire(tokens)
+    assert (before.status, before.tokens) == (Status.FULL_HIT, 64)
+    assert first.wrong(before, tokens) == []
+    first.kill()
+
+    second = lives(2, disk={"codec": codec})
+    assert second.status()["incarnation"] == 2
+    probed = second.session.probe(tokens)
+    assert (probed.status, probed.tokens) == (Status.PENDING, 64)
+    assert probed.expected_s is not None
+    assert probed.expected_s > 0
+    after = second.session.acquire(tokens)
+    assert (after.status, after.tokens, after.hash_tokens) == (Status.FULL_HIT, 64, 64)
+    assert second.wrong(after, tokens) == []
+    assert after.lease is not None
+    assert after.lease.check() is None
+    assert second.status()["counters"]["restored_objects"] > 0
+
+
+def test_what_was_only_in_memory_is_gone_with_its_life(lives: Any) -> None:
+    """The control: without a swap-out nothing is on disk."""
+    tokens = prompt(2)
+    first = lives(1)
+    first.store(tokens)
+    first.kill()
+    answer = lives(2).session.acquire(tokens)
+    assert (answer.tokens, answer.lease) == (0, None)
+
+
+def test_state_on_disk_of_older_weights_is_never_found(lives: Any) -> None:
+    tokens = prompt(3)
+    first = lives(1)
+    first.store(tokens)
+    assert first.swap_out(tokens).refused is None
+    first.close()
+    second = lives(2, weights="v2")
+    assert second.session.acquire(tokens).tokens == 0
+    second.close()
+    assert lives(3, weights="v1").session.acquire(tokens).tokens == 64
+
+
+def test_a_reader_of_another_layout_is_refused_by_what_the_extent_itself_says(lives: Any) -> None:
+    tokens = prompt(4)
+    first = lives(1)
+    first.store(tokens)
+    assert first.swap_out(tokens).refused is None
+    first.close()
+    other = {"csa": {"kernel": "another", "alignment_bytes": 1}}
+    second = lives(2, passports=other)
+    answer = second.session.acquire(tokens)
+    assert answer.tokens == 0
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.ABI_MISMATCH
+
+
+def test_a_flipped_byte_on_disk_cuts_the_hit_there_and_nowhere_else(lives: Any, tmp_path: Path) -> None:
+    from kvfabric.transport.disk import format as extent_format
+
+    tokens = prompt(5)
+    life = lives(1)
+    life.store(tokens)
+    assert life.swap_out(tokens).refused is None
+    (path,) = (tmp_path / "disk").glob("test/0.*/*.kvx")
+    raw = bytearray(path.read_bytes())
+    header = extent_format.decode(bytes(raw), len(raw))
+    at = next(p for e, p in zip(header.entries, header.places, strict=True) if (e.group, e.position) == (0, 64))
+    raw[at.offset + 1234] ^= 0x10
+    path.write_bytes(raw)
+    answer = life.session.acquire(tokens)
+    assert (answer.status, answer.tokens) == (Status.PARTIAL_HIT, 48)
+    assert answer.cause is not None
+    assert (answer.cause.group, answer.cause.kind) == ("csa", ObjectKind.DISK_PREFIX)
+    assert answer.cause.reason is Reason.CHECKSUM_MISMATCH
+    assert life.wrong(answer, tokens) == []
+
+
+def test_a_disk_that_cannot_be_opened_is_no_hit_and_nothing_else_stops(lives: Any) -> None:
+    tokens, others = prompt(6), prompt(7)
+    life = lives(1)
+    life.store(tokens)
+    assert life.swap_out(tokens).refused is None
+    life.tell("inject disk_open_fails 1000000")
+    answer = life.session.acquire(tokens)
+    assert (answer.tokens, answer.hash_tokens) == (0, 64)
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.DISK_UNAVAILABLE
+    life.store(others)
+    held = life.session.acquire(others)
+    assert (held.status, held.tokens) == (Status.FULL_HIT, 64)
+    held.cancel()
+    assert life.swap_out(others).refused is Reason.DISK_UNAVAILABLE
+    assert life.status()["disk"]["state"] == "unavailable"
+    life.tell("inject disk_open_fails 0")
+    deadline = time.monotonic() + 20
+    while life.status()["disk"]["state"] != "ok":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert life.session.acquire(tokens).tokens == 64
+
+
+def test_the_child_may_die_under_a_restore_and_the_reader_recomputes_then_hits(lives: Any) -> None:
+    tokens = prompt(8)
+    life = lives(1, disk={"bytes_per_s": 40_000.0})
+    life.store(tokens)
+    assert life.swap_out(tokens).refused is None
+    answers: list[Answer] = []
+    reader = threading.Thread(target=lambda: answers.append(life.session.acquire(tokens)))
+    reader.start()
+    deadline = time.monotonic() + 10
+    while not life.status()["disk"]["outstanding"]:
+        assert time.monotonic() < deadline
+    children = Path(f"/proc/{life.process.pid}/task").glob("*/children")
+    pids = {int(pid) for listed in children for pid in listed.read_text().split()}
+    (child,) = [pid for pid in pids if b"transport.disk.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(child, signal.SIGKILL)
+    reader.join(30)
+    assert answers[0].tokens == 0
+    assert answers[0].cause is not None
+    assert answers[0].cause.reason in (Reason.DISK_UNAVAILABLE, Reason.RESTORE_FAILED)
+    while life.status()["disk"]["state"] != "ok":
+        assert time.monotonic() < deadline + 20
+        time.sleep(0.05)
+    again = life.session.acquire(tokens)
+    assert again.tokens == 64
+    assert life.wrong(again, tokens) == []
+
+
+def test_what_cannot_make_its_deadline_is_answered_at_once(lives: Any) -> None:
+    tokens = prompt(9)
+    life = lives(1, disk={"bytes_per_s": 60_000.0})
+    life.store(tokens)
+    assert life.swap_out(tokens).refused is None
+    taught = life.session.acquire(tokens)
+    assert taught.tokens == 64
+    taught.cancel()
+    assert life.swap_out(tokens).refused is None
+    began = time.monotonic()
+    answer = life.session.acquire(tokens, deadline_s=0.2)
+    assert time.monotonic() - began < 0.2
+    assert (answer.tokens, answer.hash_tokens) == (0, 64)
+    assert answer.cause is not None
+    assert (answer.cause.reason, answer.cause.kind) == (Reason.DEADLINE_EXCEEDED, ObjectKind.DISK_PREFIX)
+    assert life.session.acquire(tokens, deadline_s=30.0).tokens == 64
+
+
+def test_a_full_cap_lets_the_least_used_extent_go(lives: Any, tmp_path: Path) -> None:
+    life = lives(1, disk={"bytes_max": 400_000})
+    prompts = [prompt(20 + n) for n in range(5)]
+    for tokens in prompts:
+        life.store(tokens)
+        assert life.swap_out(tokens).refused is None
+    sizes = [p.stat().st_size for p in (tmp_path / "disk").glob("test/0.*/*.kvx")]
+    assert sum(sizes) <= 400_000
+    assert len(sizes) < len(prompts)
+    assert life.session.acquire(prompts[-1]).tokens == 64
+    assert life.session.acquire(prompts[0]).tokens == 0
