@@ -10,6 +10,7 @@ from typing import Any
 from ..fabric import wire
 from ..fabric.directory import DirectoryCore
 from ..fabric.effects import Effect, Received, Send
+from ..fabric.identity import join_vector
 from ..fabric.messages import Birth, Member
 from .service import Service
 from .spec import FabricSpec
@@ -37,7 +38,7 @@ class Directory(Service):
     async def start(self) -> bytes:
         """Listen; returns a Birth record."""
         member: Member = await self.listen()
-        return wire.encode_plain(Birth(member, time.monotonic()))
+        return wire.encode_plain(Birth(member, time.monotonic(), join_vector(self.core.model)))
 
     async def ping(self) -> int:
         return self.incarnation

@@ -46,6 +46,7 @@ from ..fabric.effects import (
     WriteExtent,
 )
 from ..fabric.holder import HolderCore
+from ..fabric.identity import join_vector
 from ..fabric.kinds import FabricError, Reason, WireError
 from ..fabric.messages import (
     ArenaReply,
@@ -64,7 +65,7 @@ from ..fabric.messages import (
 from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
 from ..transport.disk.faults import DiskFault
-from ..transport.link import Link, LinkError, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
+from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory
 from .disk import OPEN_WAIT_S, disk_tier
 from .links import start_links
@@ -143,7 +144,7 @@ class Holder(Service):
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
         if self.disk is not None:
             await self.disk.start(OPEN_WAIT_S)
-        return wire.encode_plain(Birth(member, time.monotonic()))
+        return wire.encode_plain(Birth(member, time.monotonic(), join_vector(self.spec.model)))
 
     async def ping(self) -> int:
         return self.incarnation
@@ -463,8 +464,3 @@ def _moved(result: PairResult) -> Moved:
     failure = result.failure
     fault = TransferFault.FAILED if failure is None else _FAULTS.get(failure, TransferFault.FAILED)
     return Moved(result.dst_slot, None, fault, quiet=result.token is None)
-
-
-def link_problem(error: LinkError) -> str:
-    """One line for status and logs."""
-    return f"{error.failure}: {error.detail}"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import msgpack
 
 from ..fabric import wire
-from ..fabric.kinds import WireError
+from ..fabric.identity import HASH_SCHEME, join_vector
+from ..fabric.kinds import FabricError, WireError
 from ..fabric.messages import Member
+from ..fabric.model import ModelSpec
 from .spec import FabricSpec
 
 INFO_SCHEMA = 1
@@ -25,18 +27,36 @@ class FabricInfo:
     node: str
 
     def encode(self) -> bytes:
+        """Bytes for another process, with this one's join vector."""
         members = [wire.encode_plain(member) for member in self.members]
-        plain = [INFO_SCHEMA, self.name, self.spec.model_dump_json(), self.weights, members]
+        vector = join_vector(self.spec.model)
+        plain = [INFO_SCHEMA, self.name, self.spec.model_dump_json(), self.weights, members, vector]
         return bytes(msgpack.packb(plain))
 
     @classmethod
     def decode(cls, raw: bytes, node: str) -> FabricInfo:
-        """Raises WireError for anything :meth:`encode` of a known schema did not make."""
+        """Raises WireError for anything :meth:`encode` of a known schema did not make.
+
+        Raises FabricError where this process computes other digests than the fabric.
+        """
         try:
-            schema, name, spec, weights, members = msgpack.unpackb(raw, raw=False)
+            schema, name, spec, weights, members, vector = msgpack.unpackb(raw, raw=False)
         except (ValueError, TypeError, msgpack.UnpackException):
             raise WireError("fabric info: not a record") from None
         if schema != INFO_SCHEMA:
             raise WireError(f"fabric info: schema {schema} found, this version reads {INFO_SCHEMA}")
         known = tuple(wire.decode_plain(Member, m) for m in members)
-        return cls(name, FabricSpec.model_validate_json(spec), weights, known, node)
+        known_spec = FabricSpec.model_validate_json(spec)
+        check_vector(vector, known_spec.model, "this process")
+        return cls(name, known_spec, weights, known, node)
+
+
+def check_vector(vector: bytes, model: ModelSpec, who: str) -> None:
+    """Refuse whoever computes other digests than this process: it would share wrongly or never.
+
+    Raises FabricError that says so.
+    """
+    if vector != join_vector(model):
+        raise FabricError(
+            f"{who} computes other digests than the fabric it joins (scheme {HASH_SCHEME}): install the same kvfabric"
+        )

@@ -42,7 +42,7 @@ from ..fabric.supervisor import (
 from . import ray_api
 from .directory import Directory
 from .holder import Holder
-from .info import FabricInfo
+from .info import FabricInfo, check_vector
 from .mesh import Mesh
 from .spec import FabricSpec, new_secret
 
@@ -262,7 +262,9 @@ class Supervisor:
         name = actor_name(self.fabric, wanted.address, incarnation)
         handle = await self._in_thread(lambda: ray_api.start_actor(cls, name, setup, node=wanted.node or None))
         self._lives[wanted.address, incarnation] = handle
-        return wire.decode_plain(Birth, await handle.start.remote())
+        birth = wire.decode_plain(Birth, await handle.start.remote())
+        check_vector(birth.vector, self.spec.model, wanted.address)
+        return birth
 
     async def _stop(self, address: str, incarnation: int) -> None:
         """Close, then kill from here: silent, where a process that ends itself is not."""

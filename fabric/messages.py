@@ -870,10 +870,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What a process says when it is up: where it listens, and its monotonic clock."""
+    """What a process says when it is up: where it listens, its monotonic clock, and what it computes
+    for the model's join vector.
+    """
 
     member: Member
     clock_s: float
+    vector: bytes
 
 
 @record(72)
