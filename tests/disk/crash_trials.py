@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import select
 import signal
 import sys
@@ -47,7 +48,7 @@ def write_for_ever(root: Path, seed: int, told: int) -> None:
             store.delete(uid)
             tell("D", uid)
         else:
-            uid = rng.randbytes(16)
+            uid = secrets.token_bytes(16)  # never drawn twice, as the driver's
             keys = [rng.randrange(1 << 20) for _ in range(rng.randrange(1, stage.SLOTS // 2))]
             drafted = stage.draft(uid, arena, keys, codec=rng.choice(list(Codec)), packs=rng.random() < 0.5)
             tell("w", uid)
@@ -82,11 +83,12 @@ def judge(root: Path, sure: set[bytes], gone: set[bytes]) -> Counter[str]:
 
 def trial(root: Path, rng: random.Random, standing: set[bytes]) -> tuple[Counter[str], set[bytes]]:
     read_end, write_end = os.pipe()
+    seed = rng.randrange(1 << 30)
     child = os.fork()
     if not child:
         os.close(read_end)
         try:
-            write_for_ever(root, rng.randrange(1 << 30), write_end)
+            write_for_ever(root, seed, write_end)
         finally:
             os._exit(3)
     os.close(write_end)
