@@ -59,7 +59,12 @@ class Directory(Service):
                 "pid": os.getpid(),
                 "epoch": self.core.epoch,
                 "requests_refused": self.requests_refused,
-                "holders": {h: {"incarnation": s.incarnation, "seq": s.seq} for h, s in streams.items()},
-                "objects": sum(len(table) for table in self.core.index.values()),
+                "holders": {
+                    h: {"incarnation": s.incarnation, "seq": s.seq, "behind": s.behind_since_s is not None}
+                    for h, s in streams.items()
+                },
+                "segments": sum(len(table) for table in self.core.index.tables.values()),
+                "index_bytes": self.core.index.bytes_used,
+                "forgotten_segments": self.core.index.forgotten_segments,
             }
         )

@@ -29,6 +29,7 @@ from .lifecycle import REPLACE_VERB, State, Verb, advance
 from .messages import Column, Objects, Prompt, Room, SlotRun
 from .model import ModelSpec
 from .passport import Abi
+from .segments import ChainPlace
 
 DIGEST_BYTES = 32
 FIRST_OUT = -1
@@ -59,6 +60,8 @@ class Obj:
     bad: Reason | None = None
     bad_from_tier: bool = False
     visible: bool = False
+    place: ChainPlace | None = None
+    """Where it lies in its chain; without one the directory is not told of it."""
     first_out: bool = False
     """Makes room before anything else: unusable, or of retired weights."""
     books: Books | None = None

@@ -19,8 +19,10 @@ from .books import Books, Obj
 from .effects import Effect, Send
 from .kinds import Reason
 from .leases import LeaseBook
+from .messages import ShardMap
 from .model import ModelSpec
 from .restores import Behalf, RestoreLimit
+from .segments import Router
 
 Waiter = Callable[[Obj, Reason | None], None]
 """Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
@@ -85,6 +87,10 @@ class HolderContext:
         self.arena = arena
         self.incarnation = incarnation
         self.books = Books(model, config.shards, arena, config.limits)
+        self.router = Router(ShardMap(0, (config.directory,)))
+        """Which directory shard answers for which part of a chain."""
+        self.changes_told = 0
+        """Changes of objects handed to the event streams, over this life."""
         self.leases = LeaseBook(self.books)
         self.weights = weights
         self.retired: set[bytes] = set()
@@ -103,6 +109,11 @@ class HolderContext:
         self._wakes: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = self.leases.fence = incarnation << LIFE_SHIFT
         arena.set_weights(weights)
+
+    @property
+    def mark(self) -> int:
+        """The count of this life's changes of objects, those of this step included."""
+        return self.changes_told + len(self.books.changes)
 
     # --- outbox --------------------------------------------------------------------------------
 

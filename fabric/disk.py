@@ -23,6 +23,7 @@ from .lifecycle import State
 from .messages import Done, SwapIn, SwapOut
 from .passport import Abi
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
+from .segments import ChainPlace
 
 GOOD_AFTER_RETRY = frozenset({Reason.DISK_UNAVAILABLE, Reason.RESTORE_FAILED})
 """Failures that say nothing of the bytes: the object stays on its tier, unmarked."""
@@ -139,6 +140,7 @@ class DiskDesk:
             e.length,
             Abi(e.fingerprint, e.alignment_bytes),
             e.checksum,
+            place=ChainPlace(e.anchor, e.parent) if e.anchor else None,
         )
         obj.on_disk = (extent, number)
         ctx.books.find_on_disk(obj)
@@ -455,4 +457,5 @@ def entry_of(obj: Obj) -> ExtentEntry:
         obj.namespace,
         obj.weights,
         obj.tenant,
+        *(obj.place or (b"", b"")),
     )

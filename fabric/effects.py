@@ -194,6 +194,9 @@ class ExtentEntry:
     namespace: bytes
     weights: bytes
     tenant: str
+    anchor: bytes = b""
+    parent: bytes = b""
+    """Its place in its chain: 16 bytes each; b"" where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,147 +1,310 @@
-"""The event desk: what a holder tells the directory of its objects, in order and bounded.
+"""The event desk: what a holder tells the directory's shards of its objects, in order and bounded.
 
-A batch a step, numbered; unacknowledged batches are kept (a bounded number) and sent again; a gap,
-a restarted directory or an overflow is answered with a full dump in bounded parts. What the
-directory believes is never trusted, so a late event costs a shorter answer and nothing else.
+One stream a shard. Changes wait by object, the latest state replacing the earlier, so a slow shard costs
+no more memory than there are objects; at most ``event_batches_kept`` batches are under way at a time,
+sent again until they are acknowledged::
+
+    STREAMING  pending -> batch (seq + 1) -> acknowledged
+        |  a shard that lost its place (restart, gap) asks for a replay
+    DUMPING    all visible objects in bounded parts, a few under way, acknowledged part by part;
+               what changes meanwhile waits -> STREAMING
+
+What the directory believes is never trusted, so a late event costs a shorter answer and nothing else.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from .books import Change, Obj
 from .context import HolderContext
-from .kinds import INDEX_DIGEST_BYTES, Reason
+from .index import GONE, IN_MEMORY, ON_TIER
+from .kinds import INDEX_DIGEST_BYTES
 from .lifecycle import State
-from .messages import DumpPart, EventBatch, EventRun, EventsSeen, Heartbeat
+from .messages import DumpPart, EventBatch, EventRun, EventsSeen, Heartbeat, Lane, ShardMap
 from .passport import Abi
+from .segments import ChainPlace, Router
 
-GONE, IN_MEMORY, ON_TIER = 0, 1, 2
+DUMP_PARTS_AHEAD = 4
+MOVE_PAUSE_S = 0.002
+_NO_ABI = Abi(b"", 1)
 
-Like = tuple[int, int, int, bool, int, Abi, Reason | None, bool]
-"""What objects of one run share: group, shard, state, evicted, revision, ABI, bad, bad from tier."""
+
+class _Pending(NamedTuple):
+    obj: Obj
+    gone: bool
+    evicted: bool
+    number: int
+
+
+@dataclass(slots=True)
+class _Dump:
+    """A dump under way: the objects as of its start, and which part is awaited and which was sent last."""
+
+    seq: int
+    mark: int
+    objects: list[Obj]
+    awaited: int = 0
+    sent: int = 0
+
+
+@dataclass(slots=True)
+class ShardStream:
+    """This holder's stream to one shard."""
+
+    shard: str
+    seq: int = 0
+    epoch: int = 0
+    pending: OrderedDict[tuple[int, int, bytes], _Pending] = field(default_factory=OrderedDict)
+    unacked: OrderedDict[int, EventBatch] = field(default_factory=OrderedDict)
+    dump: _Dump | None = None
 
 
 class EventDesk:
-    """The event stream of one holder's life to its directory."""
+    """The event streams of one holder's life to its directory."""
 
     def __init__(self, ctx: HolderContext) -> None:
         self.ctx = ctx
-        self.seq = 0
-        self.acked = 0
-        self.epoch = 0
-        self._unacked: OrderedDict[int, EventBatch] = OrderedDict()
-        self._overflowed = False
+        self.streams = {shard: ShardStream(shard) for shard in ctx.router.shards}
+        self._moving: Iterator[Obj] | None = None
+        self._owners_before: Router | None = None
+        self._left = 0
+
+    @property
+    def seq(self) -> int:
+        """The last batch or dump of the first shard's stream."""
+        return self.streams[self.ctx.router.shards[0]].seq
 
     @property
     def unacknowledged(self) -> int:
-        """Batches kept because the directory has not said that it saw them."""
-        return len(self._unacked)
+        """Batches kept for one shard, at most, because it has not said that it saw them."""
+        return max(len(stream.unacked) for stream in self.streams.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether every shard said that it saw everything."""
+        idle = all(not (s.pending or s.unacked or s.dump) for s in self.streams.values())
+        return idle and self._moving is None
 
     def start(self) -> None:
-        """Begin telling the directory, at once and then by heartbeat, where this stream stands."""
+        """Begin telling the directory, at once and then by heartbeat, where these streams stand."""
         self._beat()
 
     def flush(self) -> None:
-        """Send what changed in this step as one batch."""
-        ctx = self.ctx
-        if not ctx.books.changes:
+        """Send what changed in this step."""
+        books = self.ctx.books
+        if books.changes:
+            changes, books.changes = books.changes, []
+            for change in changes:
+                self.ctx.changes_told += 1
+                self._put(change)
+        for stream in self.streams.values():
+            if stream.pending:
+                self._send_batches(stream)
+
+    def _put(self, change: Change) -> None:
+        obj = change.obj
+        if obj.place is None:
+            self.ctx.counters["events_without_place"] += 1
             return
-        changes, ctx.books.changes = ctx.books.changes, []
-        self.seq += 1
-        batch = EventBatch(ctx.config.holder, ctx.incarnation, self.seq, tuple(_runs(changes)))
-        self._unacked[self.seq] = batch
-        if len(self._unacked) > ctx.config.event_batches_kept:
-            self._unacked.popitem(last=False)
-            self._overflowed = True
-        ctx.send(ctx.config.directory, batch)
+        stream = self.streams[self.ctx.router.owner(obj.place.anchor)]
+        self._pend(stream, obj, gone=change.gone, evicted=change.evicted)
+
+    def _pend(self, stream: ShardStream, obj: Obj, *, gone: bool, evicted: bool) -> None:
+        key = (obj.group, obj.shard, obj.digest)
+        stream.pending[key] = _Pending(obj, gone, evicted, self.ctx.changes_told)
+        stream.pending.move_to_end(key)
+
+    def _send_batches(self, stream: ShardStream) -> None:
+        ctx, pending = self.ctx, stream.pending
+        if stream.dump is not None:
+            return
+        while pending and len(stream.unacked) < ctx.config.event_batches_kept:
+            count = min(len(pending), ctx.config.dump_objects_max)
+            taken = [pending.popitem(last=False)[1] for _ in range(count)]
+            stream.seq += 1
+            runs = tuple(_runs(taken, self._unit))
+            batch = EventBatch(ctx.config.holder, ctx.incarnation, stream.seq, self._told_up_to(stream), runs)
+            stream.unacked[stream.seq] = batch
+            ctx.send(stream.shard, batch)
+
+    def _told_up_to(self, stream: ShardStream) -> int:
+        """The change up to which this shard is told everything once what is being sent arrives."""
+        if self._moving is not None:
+            return 0
+        return next(iter(stream.pending.values())).number - 1 if stream.pending else self.ctx.changes_told
+
+    def _unit(self, group: int) -> int:
+        return self.ctx.model.groups[group].unit_tokens
+
+    # --- what the shards say -------------------------------------------------------------------
 
     def seen(self, message: EventsSeen) -> None:
-        """The directory's place in this stream; a replay is a dump."""
-        if message.incarnation != self.ctx.incarnation:
+        """A shard's place in its stream; a replay is a dump."""
+        stream = self.streams.get(message.shard)
+        if stream is None or message.incarnation not in (0, self.ctx.incarnation):
             return
-        if message.epoch != self.epoch:
-            self.epoch, self.acked = message.epoch, 0
-        self.acked = max(self.acked, message.seq)
-        for seq in [s for s in self._unacked if s <= message.seq]:
-            del self._unacked[seq]
-        if message.replay:
-            self.dump()
+        if message.epoch < stream.epoch:
+            return
+        restarted, stream.epoch = message.epoch != stream.epoch, message.epoch
+        dump = stream.dump
+        if dump is not None and not restarted and message.seq < dump.seq:
+            self._dump_seen(stream, dump, message)
+            return
+        stream.dump = None
+        for seq in [s for s in stream.unacked if s <= message.seq]:
+            del stream.unacked[seq]
+        if message.replay or (restarted and dump is not None):
+            self._begin_dump(stream)
+        else:
+            self._send_batches(stream)
+
+    def _dump_seen(self, stream: ShardStream, dump: _Dump, message: EventsSeen) -> None:
+        if message.dump == dump.seq:
+            if message.part > dump.awaited:
+                dump.awaited = message.part
+                dump.sent = max(dump.sent, dump.awaited)
+                self._send_parts(stream)
+        elif message.replay and dump.awaited:
+            # The shard knows of no part of it.
+            dump.awaited = dump.sent = 0
+            self._send_parts(stream)
+
+    def told_map(self, message: ShardMap) -> None:
+        """The directory's shards are others: what must move is told to who answers for it."""
+        before = Router(self.ctx.router.map)
+        if not self.ctx.router.update(message):
+            return
+        shards = self.ctx.router.shards
+        lost = [stream for shard, stream in self.streams.items() if shard not in shards]
+        self.streams = {shard: self.streams.get(shard) or ShardStream(shard) for shard in shards}
+        for stream in lost:
+            for pending in stream.pending.values():
+                self._put(Change(pending.obj, pending.gone, pending.evicted))
+        self._owners_before = before
+        objects = [obj for table in self.ctx.books.table.values() for obj in table.values()]
+        self._moving, self._left = iter(objects), len(objects)
+        self._move()
+
+    def _move(self) -> None:
+        """Look at some objects: those that another shard answers for are told to it."""
+        moving, before = self._moving, self._owners_before
+        if moving is None or before is None:
+            return
+        for obj in islice(moving, self.ctx.config.dump_objects_max):
+            if obj.place is not None and obj.visible:
+                owner = self.ctx.router.owner(obj.place.anchor)
+                if owner != before.owner(obj.place.anchor):
+                    self._pend(self.streams[owner], obj, gone=False, evicted=False)
+        self._left -= self.ctx.config.dump_objects_max
+        if self._left > 0:
+            self.ctx.wake_at(self.ctx.now + MOVE_PAUSE_S, self._move)
+        else:
+            self._moving = self._owners_before = None
+
+    # --- dumps ---------------------------------------------------------------------------------
 
     def dump(self) -> None:
-        """All visible objects as of now, in parts of at most ``dump_objects_max``."""
-        ctx = self.ctx
-        self._overflowed = False
-        objects = [obj for table in ctx.books.table.values() for obj in table.values()]
+        """Tell every shard all there is."""
+        for stream in self.streams.values():
+            self._begin_dump(stream)
+
+    def _begin_dump(self, stream: ShardStream) -> None:
+        """All visible objects of a shard, in parts of at most ``dump_objects_max``; it replaces what was under way."""
+        owner = self.ctx.router.owner
+        alone = len(self.streams) == 1
+        objects = [
+            obj
+            for table in self.ctx.books.table.values()
+            for obj in table.values()
+            if obj.place is not None and (alone or owner(obj.place.anchor) == stream.shard)
+        ]
+        stream.unacked.clear()
+        stream.pending.clear()
+        stream.seq += 1
+        stream.dump = _Dump(stream.seq, self._told_up_to(stream), objects)
+        self._send_parts(stream)
+
+    def _send_parts(self, stream: ShardStream) -> None:
+        ctx, dump = self.ctx, stream.dump
+        assert dump is not None
         size = ctx.config.dump_objects_max
-        chunks = [objects[i : i + size] for i in range(0, len(objects), size)] or [[]]
-        for part, chunk in enumerate(chunks):
-            runs = tuple(_runs(Change(obj, gone=False, evicted=False) for obj in chunk))
+        parts = max(1, -(-len(dump.objects) // size))
+        while dump.sent < min(parts, dump.awaited + DUMP_PARTS_AHEAD):
+            part = dump.objects[dump.sent * size : (dump.sent + 1) * size]
+            visible = [_Pending(obj, False, False, 0) for obj in part if obj.visible]
+            last = dump.sent == parts - 1
             ctx.send(
-                ctx.config.directory,
-                DumpPart(ctx.config.holder, ctx.incarnation, self.seq, part, len(chunks), runs),
+                stream.shard,
+                DumpPart(
+                    ctx.config.holder,
+                    ctx.incarnation,
+                    dump.seq,
+                    dump.mark,
+                    dump.sent,
+                    last,
+                    tuple(_runs(visible, self._unit)),
+                ),
             )
+            dump.sent += 1
 
     def _beat(self) -> None:
         ctx = self.ctx
-        if self._overflowed:
-            self.dump()
-        elif self._unacked:
-            for batch in list(self._unacked.values()):
-                ctx.send(ctx.config.directory, batch)
-        else:
-            ctx.send(ctx.config.directory, Heartbeat(ctx.config.holder, ctx.incarnation, self.seq))
+        for stream in self.streams.values():
+            if stream.dump is not None:
+                stream.dump.sent = stream.dump.awaited
+                self._send_parts(stream)
+            elif stream.unacked:
+                for batch in list(stream.unacked.values()):
+                    ctx.send(stream.shard, batch)
+            else:
+                ctx.send(stream.shard, Heartbeat(ctx.config.holder, ctx.incarnation, stream.seq))
         ctx.wake_at(ctx.now + ctx.config.event_ack_s, self._beat)
 
 
-def _runs(changes: Iterable[Change]) -> Iterator[EventRun]:
-    """Neighbouring changes of like objects as one run."""
-    like: Like | None = None
-    digests: list[bytes] = []
-    versions: list[bytes] = []
-    positions: list[int] = []
+def _lane(change: _Pending) -> Lane:
+    obj = change.obj
+    if change.gone:
+        return Lane(obj.group, obj.shard, GONE, 0, _NO_ABI)
+    state = IN_MEMORY if obj.state in (State.SEALED, State.DEMOTING) else ON_TIER
+    return Lane(obj.group, obj.shard, state, obj.revision, obj.abi, obj.bad, obj.bad_from_tier)
+
+
+def _runs(changes: Iterable[_Pending], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
+    """Changes of like objects that follow one another in a chain, as one run."""
+    taken: list[tuple[Lane, bool, ChainPlace, _Pending]] = []
     for change in changes:
-        obj = change.obj
-        key = (
-            obj.group,
-            obj.shard,
-            _state(obj, change.gone),
-            change.evicted,
-            obj.revision,
-            obj.abi,
-            obj.bad,
-            obj.bad_from_tier,
-        )
-        if key != like:
-            if like is not None:
-                yield _run(like, digests, versions, positions)
-            like, digests, versions, positions = key, [], [], []
-        digests.append(obj.digest[:INDEX_DIGEST_BYTES])
-        versions.append(obj.version.to_bytes(8, "little"))
-        positions.append(obj.position)
-    if like is not None:
-        yield _run(like, digests, versions, positions)
+        place = change.obj.place
+        assert place is not None
+        lane = _lane(change)
+        if taken:
+            like, evicted, first, before = taken[-1]
+            follows = place.parent == before.obj.digest[:INDEX_DIGEST_BYTES] and place.anchor == first.anchor
+            if not follows or lane != like or change.evicted != evicted:
+                yield _run(taken, unit_of)
+                taken = []
+        taken.append((lane, change.evicted, place, change))
+    if taken:
+        yield _run(taken, unit_of)
 
 
-def _state(obj: Obj, gone: bool) -> int:
-    if gone:
-        return GONE
-    return IN_MEMORY if obj.state in (State.SEALED, State.DEMOTING) else ON_TIER
-
-
-def _run(like: Like, digests: list[bytes], versions: list[bytes], positions: list[int]) -> EventRun:
-    group, shard, state, evicted, revision, abi, bad, bad_from_tier = like
+def _run(taken: list[tuple[Lane, bool, ChainPlace, _Pending]], unit_of: Callable[[int], int]) -> EventRun:
+    lane, evicted, place, first = taken[0]
+    unit = unit_of(lane.group)
+    versions = b""
+    if lane.state == IN_MEMORY:
+        versions = b"".join(change.obj.version.to_bytes(8, "little") for *_, change in taken)
     return EventRun(
-        group,
-        shard,
-        b"".join(digests),
-        state,
+        lane,
+        unit,
+        place.anchor,
+        place.parent,
+        first.obj.position // unit - 1,
+        b"".join(change.obj.digest[:INDEX_DIGEST_BYTES] for *_, change in taken),
+        versions,
         evicted,
-        revision,
-        abi,
-        bad,
-        bad_from_tier,
-        b"".join(versions),
-        tuple(positions),
     )

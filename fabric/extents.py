@@ -12,7 +12,7 @@ from .arena import PAGE_BYTES
 from .effects import ExtentEntry
 
 PROLOGUE_BYTES = 64
-ROW_BYTES = 104
+ROW_BYTES = 136
 """Room in the header for one block: its columns and their share of the framing."""
 BASE_BYTES = 512
 PASSPORT_BYTES_MAX = 2048

@@ -13,12 +13,14 @@ Every way out is :meth:`Leader._finish`, which counts the acquire once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from .admission import PRIORITY_MAX, WaitingLine
 from .cause import absent_reason
 from .context import HolderContext, Recent
 from .disk import DiskDesk
+from .found import Hints
 from .kinds import Cause, Form, Reason, Status, cause_of
 from .messages import (
     Acquire,
@@ -30,7 +32,6 @@ from .messages import (
     Found,
     LeaseGrant,
     LeasePart,
-    Lookup,
     MateColumns,
     MateLookup,
     PartAbort,
@@ -45,6 +46,7 @@ from .messages import (
 from .planner import PartPlan, View
 from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution, resolve, servable, usable_position
+from .segments import Router
 
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
 """Refusals of a graph lease that no other position or source would lift: the engine runs eagerly."""
@@ -68,7 +70,8 @@ class AcquireOp:
     rounds: int = 0
     asked: set[str] = field(default_factory=set)
     directory_asked: bool = False
-    directory_awaited: bool = False
+    shards_awaited: set[tuple[str, int]] = field(default_factory=set)
+    """Directory shards that were asked, each with the epoch of the map it was asked by."""
     tokens: int = 0
     limited: tuple[int, Reason] | None = None
     pending_restore: bool = False
@@ -240,33 +243,59 @@ class Leader:
         return max(op.request.prompt.n - 1, 0) // self.ctx.model.grid_tokens * self.ctx.model.grid_tokens
 
     def _ask_directory(self, op: AcquireOp) -> None:
-        op.directory_asked = op.directory_awaited = True
+        op.directory_asked = True
         self._next_op(op)
-        self.ctx.send(self.ctx.config.directory, Lookup(op.op, op.request.prompt))
+        op.view.hints = Hints()
+        self._ask_shards(op, self.ctx.router)
         self._time_out(op, self._directory_silent)
+
+    def _ask_shards(self, op: AcquireOp, router: Router, only: Sequence[tuple[int, int]] | None = None) -> None:
+        """Ask every shard that answers for a part of the prompt, all at once."""
+        lookups = router.lookups(op.op, op.request.prompt, op.request.marks, only)
+        for shard, lookup in lookups.items():
+            op.shards_awaited.add((shard, lookup.map_epoch))
+            self.ctx.send(shard, lookup)
+        if not op.shards_awaited:
+            self._directory_known(op)
 
     # --- directory -----------------------------------------------------------------------------
 
-    def found(self, message: Found) -> None:
+    def found(self, peer: str, message: Found) -> None:
+        """One shard's answer; what moved to another shard meanwhile is asked for there."""
         op = self.ops.get(message.op)
-        if op is None or not op.directory_awaited:
+        key = (peer, message.map_epoch)
+        if op is None or key not in op.shards_awaited:
             return
-        op.directory_awaited = False
+        op.shards_awaited.discard(key)
+        op.view.hints.learn(message)
+        for group, bits in message.evicted:
+            op.view.evicted[group] = op.view.evicted.get(group, 0) | bits
+        op.view.unreachable.update(set(message.stale).difference(op.view.readers))
+        if message.map is not None and message.map.epoch > message.map_epoch and message.map.shards:
+            self.ctx.send(self.ctx.config.holder, message.map)
+            self._ask_shards(op, Router(message.map), message.moved)
+        elif not op.shards_awaited:
+            self._directory_known(op)
+
+    def _directory_known(self, op: AcquireOp) -> None:
+        """Every shard answered, or will not: learn what was said of other holders, and plan."""
         own = set(op.view.readers)
         by_holder: dict[str, list[Column]] = {}
-        for column in message.columns:
+        for column in op.view.hints.columns():
             if column.holder not in own:
                 by_holder.setdefault(column.holder, []).append(column)
         for holder, columns in by_holder.items():
             op.view.learn(holder, columns)
-        op.view.evicted = dict(message.evicted)
         self._plan(op)
 
-    def _directory_silent(self, op: AcquireOp) -> None:
-        if op.directory_awaited:
-            op.directory_awaited = False
+    def _directory_silent(self, op: AcquireOp, shard: str | None = None) -> None:
+        """A shard (or every one that was awaited) does not answer: its segments are not known."""
+        silent = {key for key in op.shards_awaited if shard is None or key[0] == shard}
+        if silent:
+            op.shards_awaited -= silent
             op.view.directory_known = False
-            self._plan(op)
+            if not op.shards_awaited:
+                self._directory_known(op)
 
     # --- plan ----------------------------------------------------------------------------------
 
@@ -709,8 +738,8 @@ class Leader:
         op = self.ops.get(name)
         if op is None or op.phase == DONE:
             return
-        if peer == self.ctx.config.directory:
-            self._directory_silent(op)
+        if peer in self.ctx.router.shards:
+            self._directory_silent(op, peer)
         elif op.phase == WAITING:
             if peer in op.asked:
                 op.refusal = Reason.HOLDER_LOST
@@ -851,7 +880,7 @@ class Leader:
             view = op.view
             answer = replace(
                 answer,
-                columns=tuple(view.columns.values()),
+                columns=tuple(view.told_columns()),
                 evicted=tuple(view.evicted.items()),
                 unreachable=tuple(sorted(view.unreachable)),
             )

@@ -42,6 +42,7 @@ from .messages import (
 )
 from .passport import abi_refusal
 from .placing import Placer
+from .segments import chain_place
 from .validation import Held, HeldRun, Proof, Verdict, prove
 
 
@@ -188,9 +189,11 @@ class PartDesk:
     def _plan_fetches(self, part: Part) -> list[tuple[Source, Arriving]]:
         """What must really be fetched: not what arrived meanwhile or is on its way for another."""
         planned = []
+        units = dict(part.request.prompt.keys)
         for fetch in part.request.fetches:
             spec = self.ctx.model.groups[fetch.objects.group]
             revision = _revision(part, fetch.objects)
+            keys = units[spec.unit_tokens]
             indices, digests, versions = [], [], []
             for at, (index, digest) in enumerate(zip(fetch.objects.indices, split(fetch.objects.digests), strict=True)):
                 group, shard = fetch.objects.group, fetch.objects.shard
@@ -216,6 +219,7 @@ class PartDesk:
                     revision or 0,
                     spec.block_bytes,
                     part.request.abis[group],
+                    place=chain_place(keys, index),
                 )
                 indices.append(index)
                 digests.append(digest)

@@ -7,11 +7,12 @@ stale ones here, and the same erosion runs again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from .books import split
 from .evidence import Blocked, GroupEvidence
+from .found import Hints
 from .kinds import Form, ObjectKind, Reason
 from .messages import BadCopy, Cap, Column, Fetch, Objects, Prompt, Room
 from .model import ModelSpec
@@ -53,6 +54,8 @@ class View:
     bad: dict[tuple[str, int, int], dict[tuple[Reason, bool], int]] = field(default_factory=dict)
     evicted: dict[int, int] = field(default_factory=dict)
     directory_known: bool = True
+    hints: Hints = field(default_factory=Hints)
+    """What the directory said, with the versions it expects."""
     _learned: int = 0
     _evidence: dict[Known, list[GroupEvidence]] = field(default_factory=dict)
     _found: dict[Known, Resolution] = field(default_factory=dict)
@@ -328,9 +331,20 @@ class View:
                         holder,
                         column.incarnation,
                         self._objects(group, shard, revision, take, digests),
-                        versions_of(column, take),
+                        self.expected_versions(column, take),
                     )
                 )
+
+    def expected_versions(self, column: Column, bits: int) -> bytes:
+        """Versions (uint64 each) of ``bits`` of a column: as its holder told them, else as the directory did."""
+        if column.versions or not column.memory & bits:
+            return versions_of(column, bits)
+        return self.hints.versions((column.holder, column.group, column.shard), indices_of(bits))
+
+    def told_columns(self) -> Iterator[Column]:
+        """Every column, the directory's with the versions that it expects."""
+        for column in self.columns.values():
+            yield column if column.versions else replace(column, versions=self.expected_versions(column, column.memory))
 
     def _objects(
         self, group: int, shard: int, revision: int | None, bits: int, digests: dict[int, list[bytes]]

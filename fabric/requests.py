@@ -7,12 +7,13 @@ names the field, and nothing else happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Any
 
 from .identity import DIGEST_BYTES
+from .kinds import INDEX_DIGEST_BYTES
 from .messages import (
     Acquire,
     Cancel,
@@ -20,6 +21,7 @@ from .messages import (
     GraphIdle,
     GraphRegister,
     Lookup,
+    Mark,
     Objects,
     Park,
     Prompt,
@@ -33,11 +35,14 @@ from .messages import (
     SwapOut,
 )
 from .model import ModelSpec
+from .segments import SEGMENT_OBJECTS
 
 PROMPT_TOKENS_MAX = 1 << 26
 NAME_CHARACTERS_MAX = 256
 WEIGHTS_DIGEST_BYTES = 16
 REVISION_MAX = (1 << 63) - 1
+STRIPS_MAX = 1 << 16
+MARKS_MAX = 64
 
 Check = Callable[[Any, ModelSpec], str | None]
 
@@ -132,6 +137,7 @@ def _acquire(record: Acquire, model: ModelSpec) -> str | None:
         or _seconds(record.wait_s, "wait_s", least_exclusive=False)
         or _seconds(record.deadline_s, "deadline_s", least_exclusive=False)
         or _seconds(record.age_s, "age_s", least_exclusive=False)
+        or _marks(record.marks)
     )
 
 
@@ -147,8 +153,22 @@ def _release(record: Release, model: ModelSpec) -> str | None:
 
 
 def _lookup(record: Lookup, model: ModelSpec) -> str | None:
-    del model
-    return _prompt(record.prompt)
+    if len(record.strips) > STRIPS_MAX:
+        return f"strips: {len(record.strips)} are more than {STRIPS_MAX}"
+    for strip in record.strips:
+        if strip.unit not in model.units_tokens:
+            return f"strips: no group has objects of {strip.unit} tokens"
+        if strip.first < 0 or strip.first % SEGMENT_OBJECTS:
+            return f"strips: {strip.first} is not where a segment of {SEGMENT_OBJECTS} objects begins"
+        if not strip.digests or len(strip.digests) % INDEX_DIGEST_BYTES:
+            return f"strips: {len(strip.digests)} bytes are no index digests of {INDEX_DIGEST_BYTES} bytes"
+        if (strip.first + strip.count) * strip.unit > PROMPT_TOKENS_MAX:
+            return f"strips: a prompt has at most {PROMPT_TOKENS_MAX} tokens"
+    return _marks(record.marks)
+
+
+def _marks(marks: Sequence[Mark]) -> str | None:
+    return f"marks: {len(marks)} are more than {MARKS_MAX}" if len(marks) > MARKS_MAX else None
 
 
 def _moving(record: Drop | SwapIn | SwapOut, model: ModelSpec) -> str | None:

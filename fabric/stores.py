@@ -20,6 +20,7 @@ from .context import HolderContext, Recent
 from .kinds import Reason
 from .lifecycle import State
 from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
+from .segments import chain_place
 
 CHECKSUM_BYTES = 16
 
@@ -104,12 +105,14 @@ class StoreDesk:
         by_item: list[list[tuple[Obj, int]]] = []
         kept: list[Obj] = []
         prompt = message.prompt
+        units = dict(prompt.keys)
         for item in message.items:
             spec = ctx.model.groups[item.objects.group]
             fresh: list[tuple[Obj, int]] = []
             by_item.append(fresh)
             if item.objects.shard not in ctx.books.shards:
                 continue
+            keys = units[spec.unit_tokens]
             for index, digest in zip(item.objects.indices, split(item.objects.digests), strict=True):
                 there = ctx.books.find(item.objects.group, item.objects.shard, digest)
                 if there is not None and not message.replace and _same_content(there, item.revision, item.abi):
@@ -128,6 +131,7 @@ class StoreDesk:
                     item.revision,
                     item.length,
                     item.abi,
+                    place=chain_place(keys, index),
                 )
                 fresh.append((obj, index))
         return by_item, kept
@@ -171,7 +175,7 @@ class StoreDesk:
         for obj in attempt.objects:
             ctx.books.install(obj)
         ctx.counters["stored_objects"] += len(attempt.objects)
-        return Done(message.request, None, "")
+        return Done(message.request, None, "", ctx.mark)
 
     def commit_refusal(self, attempt: Attempt) -> Reason | None:
         """Why an attempt may not become visible: newer weights, or a later attempt at its content."""

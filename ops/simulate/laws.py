@@ -136,4 +136,4 @@ class Laws:
 
     def _place(self, core: DirectoryCore, holder: str) -> tuple[int, int, int] | None:
         stream = core.streams.get(holder)
-        return None if stream is None else (stream.incarnation, stream.seq, len(stream.keys))
+        return None if stream is None else (stream.incarnation, stream.seq, stream.applied)

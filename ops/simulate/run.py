@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...fabric.books import Obj
+from ...fabric.index import IN_MEMORY
 from ...fabric.invariants import accounting
 from ...fabric.kinds import Status
 from ...fabric.lifecycle import State
@@ -169,16 +170,14 @@ class Run:
         told = {
             (
                 holder,
-                group,
-                shard,
+                lane.group,
+                lane.shard,
                 digest,
-                entry.in_memory,
-                entry.revision,
-                entry.version if entry.in_memory else bytes(8),
+                lane.state == IN_MEMORY,
+                lane.revision,
+                version.to_bytes(8, "little"),
             )
-            for (group, shard), table in world.directory.index.items()
-            for digest, holders in table.items()
-            for holder, entry in holders.items()
+            for holder, lane, digest, version in world.directory.index.entries()
         }
         true = {
             (

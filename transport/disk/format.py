@@ -27,7 +27,7 @@ import xxhash
 from ...fabric.arena import PAGE_BYTES
 from ...fabric.effects import ExtentEntry
 from ...fabric.extents import PASSPORT_BYTES_MAX, PROLOGUE_BYTES, header_bytes, pages
-from ...fabric.kinds import WireError
+from ...fabric.kinds import INDEX_DIGEST_BYTES, WireError
 from ...fabric.passport import AbiPassport
 from .codecs import Codec
 
@@ -86,6 +86,8 @@ def encode(
             _column("<u1", [p.codec for p in places]),
             b"".join(e.digest for e in entries),
             b"".join(e.checksum for e in entries),
+            b"".join(e.anchor.ljust(INDEX_DIGEST_BYTES, b"\0") for e in entries),
+            b"".join(e.parent.ljust(INDEX_DIGEST_BYTES, b"\0") for e in entries),
             _column("<u8", [e.position for e in entries]),
             _column("<u8", [e.revision for e in entries]),
             _column("<u8", [e.length for e in entries]),
@@ -137,10 +139,12 @@ def decode(front: bytes, file_bytes: int) -> Header:
 
 
 def _decode(uid: bytes, header: int, file_bytes: int, plain: Any) -> Header:
-    owners, abis, count, groups, shards, owner, abi, codecs, digests, checksums, *rest = plain
+    owners, abis, count, groups, shards, owner, abi, codecs, digests, checksums, anchors, parents, *rest = plain
     if type(count) is not int or not 0 <= count <= BLOCKS_MAX:
         raise WireError(f"extent: {count!r} blocks")
     if len(digests) != count * DIGEST_BYTES or len(checksums) != count * CHECKSUM_BYTES:
+        raise WireError("extent: columns of different lengths")
+    if len(anchors) != count * INDEX_DIGEST_BYTES or len(parents) != count * INDEX_DIGEST_BYTES:
         raise WireError("extent: columns of different lengths")
     narrow = [_numbers("<u2", column, count) for column in (groups, shards, owner, abi)]
     packing = _numbers("<u1", codecs, count)
@@ -170,6 +174,8 @@ def _decode(uid: bytes, header: int, file_bytes: int, plain: Any) -> Header:
             _typed(bytes, namespace),
             _typed(bytes, weights),
             _typed(str, tenant),
+            _place_digest(anchors, i),
+            _place_digest(parents, i),
         )
         place = Place(offset[i], stored[i], length[i], Codec(packing[i]), check)
         if not _within(place, header, file_bytes):
@@ -177,6 +183,12 @@ def _decode(uid: bytes, header: int, file_bytes: int, plain: Any) -> Header:
         entries.append(entry)
         places.append(place)
     return Header(uid, header, file_bytes, tuple(entries), tuple(places), passports)
+
+
+def _place_digest(column: bytes, i: int) -> bytes:
+    """An index digest of a column; zeros stand for none."""
+    digest = column[i * INDEX_DIGEST_BYTES : (i + 1) * INDEX_DIGEST_BYTES]
+    return digest if any(digest) else b""
 
 
 def _within(place: Place, header: int, file_bytes: int) -> bool:

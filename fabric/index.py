@@ -1,0 +1,531 @@
+"""The directory's index: who has which objects of which chains, compact, bounded and fast to ask.
+
+Objects lie in runs (``chains``); each run bears *bands*: objects of one holder's life that are
+alike in several groups at once, a bitmap and a column of versions. A life that ended is struck from the list of lives at once and
+its bands are swept away in small steps; so a restart costs nothing while it happens.
+
+Over ``bytes_max`` whole segments are forgotten, those first that no lookup or event touched for a round
+of the hand. Forgetting is safe: an answer becomes shorter, and a holder's next dump tells all anew.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .bitmaps import octets_of, ones, unpacked
+from .chains import BAND_BYTES, KEY, RUN_BYTES, SEGMENT_BYTES, Band, Run, Segment, Shape, shared_bits
+from .messages import EventRun, Lane, Piece, Strip, Stripe
+from .passport import Abi
+from .segments import SEGMENT_OBJECTS
+from .versions import Versions, decode_versions, encode_versions
+
+GONE, IN_MEMORY, ON_TIER, EVICTED = 0, 1, 2, 3
+"""States of a lane. EVICTED is the index's own: the last copy was taken out by choice."""
+NOBODY = 0
+"""The life that bears what was evicted."""
+_NO_ABI = Abi(b"", 1)
+
+Table = dict[bytes, Segment]
+Part = tuple[int, int, int, bytes]
+"""Of a band along a prompt: the segment's first index, the bits that agree, the index behind them, the versions."""
+Seen = dict[tuple[int, Shape], list[Part]]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLimits:
+    """Bounds of one shard's index.
+
+    ``copies_max``: lives told apart for one run (a hot prompt lies everywhere, a reader needs a few);
+    ``holders_max``: holders named in one answer, the fullest first; ``evicted_max``: objects whose
+    eviction is remembered; ``sweep_segments``: segments looked at in one step of sweeping.
+    """
+
+    bytes_max: int = 8 << 30
+    copies_max: int = 256
+    holders_max: int = 64
+    evicted_max: int = 65_536
+    sweep_segments: int = 64
+
+
+@dataclass(slots=True)
+class _Cell:
+    bits: int
+    versions: Versions
+
+
+@dataclass(slots=True)
+class _Open:
+    """One life's part of a run while a batch is applied: a bitmap and versions by offset, a lane."""
+
+    table: Table
+    anchor: bytes
+    run: Run
+    life: int
+    cells: dict[Lane, _Cell]
+    shrank: bool = False
+
+
+Opened = dict[Run, dict[int, _Open]]
+
+
+@dataclass(slots=True)
+class ChainIndex:
+    """All chains of one directory shard. Lives are numbered by the caller's :meth:`begin_life`."""
+
+    limits: IndexLimits = field(default_factory=IndexLimits)
+    lives: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Lives that count: number -> (holder, incarnation)."""
+    tables: dict[int, Table] = field(default_factory=dict)
+    """A table of segments by anchor for each object unit in tokens."""
+    bytes_used: int = 0
+    evicted_objects: int = 0
+    forgotten_segments: int = 0
+    _number: int = NOBODY
+    _dead: set[int] = field(default_factory=set)
+    _lanes: dict[Lane, Lane] = field(default_factory=dict)
+    _shapes: dict[tuple[Lane, ...], Shape] = field(default_factory=dict)
+    _evicted: OrderedDict[Run, tuple[Table, bytes]] = field(default_factory=OrderedDict)
+    _hand: Iterator[tuple[Table, bytes]] | None = None
+    _broom: Iterator[tuple[Table, bytes]] | None = None
+    _sweeping: set[int] = field(default_factory=set)
+    _owned: Callable[[bytes], bool] | None = None
+    _shedding: Callable[[bytes], bool] | None = None
+
+    # --- lives ---------------------------------------------------------------------------------
+
+    def begin_life(self) -> int:
+        """A number for a life; it counts for nothing until :meth:`show`."""
+        self._number += 1
+        return self._number
+
+    def show(self, life: int, holder: str, incarnation: int) -> None:
+        """From here on lookups see this life."""
+        self.lives[life] = (holder, incarnation)
+
+    def end_life(self, life: int) -> None:
+        """This life counts for nothing any more; its bands are swept away later."""
+        self.lives.pop(life, None)
+        self._dead.add(life)
+
+    # --- events --------------------------------------------------------------------------------
+
+    def apply(self, life: int, runs: Iterable[EventRun]) -> int:
+        """Take a batch of one life's changes; returns how many objects it spoke of."""
+        opened: Opened = {}
+        objects = 0
+        for event in runs:
+            objects += len(event.digests) // KEY
+            self._event(life, event, opened)
+        for run, entries in opened.items():
+            self._close(run, entries)
+        self._keep_bounds()
+        return objects
+
+    def _event(self, life: int, event: EventRun, opened: Opened) -> None:
+        table = self.tables.get(event.unit)
+        if table is None:
+            table = self.tables[event.unit] = {}
+        segment = table.get(event.anchor)
+        gone = event.lane.state == GONE
+        if segment is None:
+            if gone:
+                return
+            segment = table[event.anchor] = Segment()
+            self.bytes_used += SEGMENT_BYTES
+        else:
+            segment.used = True
+        base = event.first % SEGMENT_OBJECTS
+        digests = event.digests
+        count = min(len(digests) // KEY, SEGMENT_OBJECTS - base)
+        lane = self._lane(event.lane)
+        versions = np.frombuffer(event.versions, dtype="<u8") if event.versions else None
+        at = 0
+        before = segment.find(base - 1, event.parent) if base and self._asks_parent(segment, base, digests) else None
+        while at < count:
+            offset = base + at
+            run = self._holding(segment, offset, digests[at * KEY : at * KEY + KEY], before)
+            if run is not None:
+                size = run.agrees(offset, digests, at, count - at)
+            elif gone:
+                # What follows the unknown is known only where a run begins.
+                at, before = at + 1, None
+                continue
+            else:
+                size = self._unknown(segment, offset, digests, at, count)
+                run, fresh = segment.add(offset, digests[at * KEY : (at + size) * KEY], before)
+                self.bytes_used += size * KEY + (RUN_BYTES if fresh else 0)
+            entry = self._open(opened, table, event.anchor, run, life)
+            column = None if versions is None or gone else versions[at : at + size]
+            self._change(entry, opened, lane, offset, size, column, event.evicted)
+            before = run
+            at += size
+
+    @staticmethod
+    def _asks_parent(segment: Segment, offset: int, digests: bytes) -> bool:
+        return _at_root(segment, offset, digests[:KEY]) is None and segment.begins(offset, digests[:KEY]) is None
+
+    @staticmethod
+    def _holding(segment: Segment, offset: int, digest: bytes, before: Run | None) -> Run | None:
+        """The run that holds a digest, given the run that holds the one before it.
+
+        Digests are chained, so it follows there, or a run begins with it, or nobody has it.
+        """
+        if before is not None and offset < before.end and before.digest_at(offset) == digest:
+            return before
+        return _at_root(segment, offset, digest) or segment.begins(offset, digest)
+
+    def _unknown(self, segment: Segment, offset: int, digests: bytes, at: int, count: int) -> int:
+        """How many objects from ``at`` on are unknown, the first being so: up to where another run begins."""
+        if segment.floats:
+            for first in sorted(segment.floats):
+                place = at + first - offset
+                if at < place < count and segment.begins(first, digests[place * KEY : place * KEY + KEY]) is not None:
+                    return place - at
+        return count - at
+
+    def _lane(self, lane: Lane) -> Lane:
+        known = self._lanes.get(lane)
+        if known is None:
+            if len(self._lanes) > 1 << 16:
+                # Only sharing is lost: equal lanes stay equal.
+                self._lanes.clear()
+                self._shapes.clear()
+            known = self._lanes[lane] = lane
+        return known
+
+    def _open(self, opened: Opened, table: Table, anchor: bytes, run: Run, life: int) -> _Open:
+        entries = opened.get(run)
+        if entries is None:
+            entries = opened[run] = {}
+        entry = entries.get(life)
+        if entry is None:
+            cells: dict[Lane, _Cell] = {}
+            for band in run.bands:
+                if band.life == life:
+                    _unpack(band, cells)
+            entry = entries[life] = _Open(table, anchor, run, life, cells)
+        return entry
+
+    def _change(  # noqa: PLR0917 - one place, all of one change
+        self,
+        entry: _Open,
+        opened: Opened,
+        lane: Lane,
+        offset: int,
+        size: int,
+        versions: Versions | None,
+        evicted: bool,
+    ) -> None:
+        mask = ones(size) << offset
+        had = 0
+        for other, cell in entry.cells.items():
+            if other.group == lane.group and other.shard == lane.shard and other is not lane and other != lane:
+                had |= cell.bits & mask
+                cell.bits &= ~mask
+        if lane.state == GONE:
+            if had:
+                entry.shrank = True
+                if evicted:
+                    self._was_evicted(entry, opened, lane, had)
+            return
+        cell = entry.cells.get(lane)  # type: ignore[assignment]
+        if cell is None:
+            cell = entry.cells[lane] = _Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
+        cell.bits |= mask
+        if versions is not None and lane.state == IN_MEMORY:
+            cell.versions[offset : offset + size] = versions
+        if entry.run in self._evicted:
+            self._not_evicted(entry, opened, lane.group, mask)
+
+    # --- what was evicted ----------------------------------------------------------------------
+
+    def _was_evicted(self, entry: _Open, opened: Opened, lane: Lane, bits: int) -> None:
+        """Remember those objects of which no other life has a copy of this group and shard."""
+        for band in entry.run.bands:
+            if band.life == entry.life or band.life not in self.lives or not bits & band.bits:
+                continue
+            if any(other.group == lane.group and other.shard == lane.shard for other in band.shape.lanes):
+                bits &= ~band.bits
+        if bits:
+            nobody = self._open(opened, entry.table, entry.anchor, entry.run, NOBODY)
+            mark = self._lane(Lane(lane.group, 0, EVICTED, 0, _NO_ABI))
+            cell = nobody.cells.get(mark)
+            if cell is None:
+                cell = nobody.cells[mark] = _Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
+            self.evicted_objects += (bits & ~cell.bits).bit_count()
+            cell.bits |= bits
+            self._evicted[entry.run] = (entry.table, entry.anchor)
+            self._evicted.move_to_end(entry.run)
+
+    def _not_evicted(self, entry: _Open, opened: Opened, group: int, mask: int) -> None:
+        nobody = self._open(opened, entry.table, entry.anchor, entry.run, NOBODY)
+        for mark, cell in nobody.cells.items():
+            if mark.group == group and cell.bits & mask:
+                self.evicted_objects -= (cell.bits & mask).bit_count()
+                cell.bits &= ~mask
+                nobody.shrank = True
+
+    # --- packing -------------------------------------------------------------------------------
+
+    def _close(self, run: Run, entries: dict[int, _Open]) -> None:
+        """Put what a batch touched of a run back as bands."""
+        bands = [band for band in run.bands if band.life not in entries]
+        shrank = False
+        for life, entry in entries.items():
+            fresh = self._pack(entry)
+            shrank = shrank or entry.shrank or not fresh
+            if fresh and life != NOBODY and self._is_full(bands):
+                shrank = True
+            else:
+                bands.extend(fresh)
+        first = next(iter(entries.values()))
+        self._rebind(first.table, first.anchor, run, tuple(bands), shrank=shrank)
+
+    def _is_full(self, bands: Sequence[Band]) -> bool:
+        most = self.limits.copies_max
+        return len(bands) >= most and len({band.life for band in bands}) >= most
+
+    def _pack(self, entry: _Open) -> list[Band]:
+        """One life's part of a run as bands: lanes with equal bitmaps share one."""
+        by_bits: dict[int, list[Lane]] = {}
+        for lane, cell in entry.cells.items():
+            if cell.bits:
+                by_bits.setdefault(cell.bits, []).append(lane)
+        bands = []
+        for bits, lanes in by_bits.items():
+            if len(lanes) > 1:
+                lanes.sort(key=_by_place)
+            versions = b""
+            if entry.life != NOBODY:
+                offsets = _offsets(bits)
+                held = np.stack([entry.cells[lane].versions[offsets] for lane in lanes])
+                versions = encode_versions(held) if held.any() else b""
+            bands.append(Band(entry.life, self._shape(tuple(lanes)), shared_bits(bits), versions))
+        return bands
+
+    def _shape(self, lanes: tuple[Lane, ...]) -> Shape:
+        known = self._shapes.get(lanes)
+        if known is None:
+            known = self._shapes[lanes] = Shape(lanes)
+        return known
+
+    def _rebind(self, table: Table, anchor: bytes, run: Run, bands: tuple[Band, ...], *, shrank: bool) -> None:
+        """Give a run its bands; what no band speaks of any more leaves."""
+        cost = _cost(bands) - _cost(run.bands)
+        run.bands = bands
+        if shrank:
+            if all(band.life != NOBODY for band in bands):
+                self._evicted.pop(run, None)
+            held = len(run.digests)
+            segment = table[anchor]
+            segment.trim(run)
+            cost -= held + RUN_BYTES if not bands else held - len(run.digests)
+            if segment.empty:
+                del table[anchor]
+                cost -= SEGMENT_BYTES
+        self.bytes_used += cost
+
+    # --- bounds --------------------------------------------------------------------------------
+
+    def _keep_bounds(self) -> None:
+        while self.evicted_objects > self.limits.evicted_max:
+            run, (table, anchor) = next(iter(self._evicted.items()))
+            self._forget_evicted(table, anchor, run)
+        while self.bytes_used > self.limits.bytes_max and self._forget_one():
+            pass
+
+    def _forget_evicted(self, table: Table, anchor: bytes, run: Run) -> None:
+        self.evicted_objects -= _evicted_objects(run)
+        bands = tuple(band for band in run.bands if band.life != NOBODY)
+        self._rebind(table, anchor, run, bands, shrank=True)
+
+    def _forget_one(self) -> bool:
+        """Forget the next segment that nothing touched for a round; False where nothing is left."""
+        for _ in range(3):
+            if self._hand is None:
+                self._hand = self._round()
+            for table, anchor in self._hand:
+                segment = table.get(anchor)
+                if segment is None:
+                    continue
+                if segment.used:
+                    segment.used = False
+                    continue
+                self._forget(table, anchor, segment)
+                return True
+            self._hand = None
+        return False
+
+    def _forget(self, table: Table, anchor: bytes, segment: Segment) -> None:
+        for run in segment.runs():
+            self.bytes_used -= run.cost_bytes
+            if self._evicted.pop(run, None) is not None:
+                self.evicted_objects -= _evicted_objects(run)
+        self.bytes_used -= SEGMENT_BYTES
+        self.forgotten_segments += 1
+        del table[anchor]
+
+    def _round(self) -> Iterator[tuple[Table, bytes]]:
+        """Every segment known now, once."""
+        for table in list(self.tables.values()):
+            for anchor in list(table):
+                yield table, anchor
+
+    def shed(self, owned: Callable[[bytes], bool]) -> None:
+        """Let go, in small steps of :meth:`sweep`, of every segment whose anchor is not owned any more."""
+        self._owned, self._broom = owned, None
+
+    def sweep(self) -> bool:
+        """Sweep ended lives and segments of other shards out, a few segments a step; True while there is more to do."""
+        if self._broom is None:
+            if not self._dead and self._owned is None:
+                return False
+            self._sweeping, self._broom, self._shedding = set(self._dead), self._round(), self._owned
+        for count, (table, anchor) in enumerate(self._broom, 1):
+            segment = table.get(anchor)
+            if segment is not None:
+                if self._shedding is not None and not self._shedding(anchor):
+                    self._forget(table, anchor, segment)
+                else:
+                    self._sweep_segment(table, anchor, segment)
+            if count >= self.limits.sweep_segments:
+                return True
+        self._broom = None
+        self._dead -= self._sweeping
+        if self._shedding is self._owned:
+            self._owned = None
+        return bool(self._dead) or self._owned is not None
+
+    def _sweep_segment(self, table: Table, anchor: bytes, segment: Segment) -> None:
+        for run in segment.runs():
+            bands = tuple(band for band in run.bands if band.life not in self._sweeping)
+            if len(bands) != len(run.bands):
+                self._rebind(table, anchor, run, bands, shrank=True)
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def lookup(self, strips: Sequence[Strip]) -> tuple[tuple[Stripe, ...], tuple[tuple[int, int], ...]]:
+        """Who has what along a prompt: stripes of the fullest holders, and (group, bits) evicted."""
+        seen: Seen = {}
+        for strip in strips:
+            table = self.tables.get(strip.unit)
+            if table:
+                self._look(table, strip, seen)
+        return self._stripes(seen), _evicted_of(seen)
+
+    def _look(self, table: Table, strip: Strip, seen: Seen) -> None:
+        digests, total = strip.digests, strip.count
+        for at in range(0, total, SEGMENT_OBJECTS):
+            segment = table.get(digests[at * KEY : at * KEY + KEY])
+            if segment is None:
+                continue
+            segment.used = True
+            base = strip.first + at
+            for run, end in segment.walk(digests, at, min(total - at, SEGMENT_OBJECTS)):
+                inside = ones(end) if end < run.first + len(run.digests) // KEY else -1
+                for life, shape, bits, versions in run.bands:
+                    held = bits & inside
+                    if held:
+                        part = (base, held, base + end, versions)
+                        parts = seen.get((life, shape))
+                        if parts is None:
+                            seen[life, shape] = [part]
+                        else:
+                            parts.append(part)
+
+    def _stripes(self, seen: Seen) -> tuple[Stripe, ...]:
+        keys = [key for key in seen if key[0] in self.lives]
+        lives = {life for life, _ in keys}
+        if len(lives) > self.limits.holders_max:
+            weight = dict.fromkeys(lives, 0)
+            for life, shape in keys:
+                weight[life] += len(shape.lanes) * sum(part[1].bit_count() for part in seen[life, shape])
+            best = set(sorted(lives, key=lambda life: (-weight[life], self.lives[life]))[: self.limits.holders_max])
+            keys = [key for key in keys if key[0] in best]
+        return tuple(self._stripe(key, seen[key]) for key in keys)
+
+    def _stripe(self, key: tuple[int, Shape], parts: list[Part]) -> Stripe:
+        holder, incarnation = self.lives[key[0]]
+        bits = 0
+        pieces = []
+        last = 0
+        for base, held, end, versions in parts:
+            bits |= held << base
+            if versions:
+                pieces.append(Piece(max(base, last), end, versions))
+            last = end
+        return Stripe(holder, incarnation, key[1].lanes, bits, tuple(pieces))
+
+    def entries(self) -> Iterator[tuple[str, Lane, bytes, int]]:
+        """Everything it says, object by object: holder, lane, digest, version (0 where none is told)."""
+        for table in self.tables.values():
+            for segment in table.values():
+                for run in segment.runs():
+                    for band in run.bands:
+                        if band.life in self.lives:
+                            yield from self._entries_of(run, band)
+
+    def _entries_of(self, run: Run, band: Band) -> Iterator[tuple[str, Lane, bytes, int]]:
+        holder, _ = self.lives[band.life]
+        cells: dict[Lane, _Cell] = {}
+        _unpack(band, cells)
+        for lane, cell in cells.items():
+            for offset in range(run.first, run.end):
+                if cell.bits >> offset & 1:
+                    yield holder, lane, run.digest_at(offset), int(cell.versions[offset])
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are; walks all segments."""
+        return sum(1 for table in self.tables.values() for segment in table.values() for _ in segment.runs())
+
+
+def _evicted_of(seen: Seen) -> tuple[tuple[int, int], ...]:
+    gone: dict[int, int] = {}
+    for (life, shape), parts in seen.items():
+        if life == NOBODY:
+            for base, held, _, _ in parts:
+                for lane in shape.lanes:
+                    gone[lane.group] = gone.get(lane.group, 0) | held << base
+    return tuple(sorted(gone.items()))
+
+
+def _at_root(segment: Segment, offset: int, digest: bytes) -> Run | None:
+    root = segment.root
+    return root if root is not None and offset < root.end and root.digest_at(offset) == digest else None
+
+
+def _evicted_objects(run: Run) -> int:
+    return sum(band.bits.bit_count() * len(band.shape.lanes) for band in run.bands if band.life == NOBODY)
+
+
+def _by_place(lane: Lane) -> tuple[int, int, int]:
+    return lane.group, lane.shard, lane.revision
+
+
+def _cost(bands: tuple[Band, ...]) -> int:
+    return sum(BAND_BYTES + len(band.versions) for band in bands)
+
+
+def _offsets(bits: int) -> slice | NDArray[np.int64]:
+    low = (bits & -bits).bit_length() - 1
+    top = bits.bit_length()
+    if bits.bit_count() == top - low:
+        return slice(low, top)
+    return np.flatnonzero(unpacked(octets_of(bits, SEGMENT_OBJECTS)))
+
+
+def _unpack(band: Band, cells: dict[Lane, _Cell]) -> None:
+    offsets = _offsets(band.bits)
+    lanes = band.shape.lanes
+    held = decode_versions(band.versions, len(lanes)) if band.versions else None
+    for row, lane in enumerate(lanes):
+        versions = np.zeros(SEGMENT_OBJECTS, np.uint64)
+        if held is not None:
+            versions[offsets] = held[row]
+        cells[lane] = _Cell(band.bits, versions)
