@@ -92,6 +92,9 @@ class _Checker:
             return None
 
     def _model(self, data: dict[str, Any]) -> ModelSpec | None:
+        weights = data.get("weights")
+        if isinstance(weights, int | float) and not isinstance(weights, bool):
+            data = {**data, "weights": str(weights)}
         try:
             return ModelSpec.load(data, where="model")
         except SpecError as error:

@@ -58,7 +58,8 @@ TIMERS_AT_ONCE_MAX = 100_000
 """Timers that fire without the clock moving: more is a loop."""
 CLOCK_EPSILON_S = 1e-9
 """Sums of decimal seconds miss each other by less; a deadline that near is meant to be reached."""
-LEASE_S_MAX = 366 * 86400.0
+PATIENCE_S = 366 * 86400.0
+"""Bounds that the format does not speak of (the longest lease, the oldest open attempt) stay out of a story's way."""
 
 
 class Reply:
@@ -422,7 +423,8 @@ class PureWorld:
             shards=place.seat.shards,
             directory=DIRECTORY_ADDRESS,
             verify_always=True,
-            lease_s_max=LEASE_S_MAX,
+            lease_s_max=PATIENCE_S,
+            attempt_ttl_s=PATIENCE_S,
         )
         core = HolderCore(config, self.model, arena, place.incarnation, weights_digest16(self._weights))
         self._lives[holder] = Life(place.node, core, arena, place.incarnation)
