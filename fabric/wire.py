@@ -158,9 +158,8 @@ def _compile_tuple(args: tuple[Any, ...]) -> Codec:
     if len(args) == 2 and args[1] is Ellipsis:
         pack, unpack = _codec(args[0])
         if pack is _same:
-            scalar = args[0].__supertype__ if isinstance(args[0], NewType) else args[0]
-            if scalar is not float:
-                return list, _all_exactly(scalar)
+            if args[0] in (int, str, bytes, bool):
+                return list, _all_exactly(args[0])
             return list, lambda plain: tuple([unpack(v) for v in _list(plain)])
         return (
             lambda value: [pack(v) for v in value],

@@ -1,0 +1,1 @@
+"""Pure decisions: eviction, admission limits, placement, recovery order, checkpointing, costs."""

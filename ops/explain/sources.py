@@ -43,7 +43,7 @@ def of_scenario(path: Path, number: int | None) -> Explanation:
     from ..scenario.pure import PureWorld
     from ..scenario.run import check_files
     from ..scenario.runner import MARGIN_S
-    from ..scenario.story import Probe, Step
+    from ..scenario.story import Probe
     from ..scenario.verbs import Verbs
 
     stories, problems = check_files([path])
@@ -58,12 +58,9 @@ def of_scenario(path: Path, number: int | None) -> Explanation:
     try:
         verbs = Verbs(story, world)
 
-        def tell(step: Step) -> None:
-            inner = step.args if step.verb == "parallel" else [step]
-            world.run([verbs.perform(one) for one in inner], MARGIN_S)
-
         for step in story.steps[: wanted - 1]:
-            tell(step)
+            together = step.args if isinstance(step.args, list) else [step]
+            world.run([verbs.perform(one) for one in together], MARGIN_S)
         asked = story.steps[wanted - 1].args
         assert isinstance(asked, Probe)
         found: Explanation = world.run([verbs.explain(asked)], MARGIN_S)[0]

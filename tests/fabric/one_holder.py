@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from kvfabric.fabric.arena import Arena, ArenaLayout, PoolLayout, heap_arena
 from kvfabric.fabric.context import HolderConfig
@@ -25,6 +24,7 @@ from kvfabric.fabric.messages import (
 )
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.passport import AbiPassport
+from kvfabric.transport.digest import checksum
 
 ABI = AbiPassport().abi()
 WEIGHTS = weights_digest16("v1")
@@ -54,10 +54,10 @@ class OneHolder:
                     for pair in effect.pairs:
                         source = self.arena.payload(pair.source_slot)[: pair.length]
                         self.arena.payload(pair.slot)[: pair.length] = source
-                        moved.append(Moved(pair.slot, xxhash.xxh3_128_digest(source)))
+                        moved.append(Moved(pair.slot, checksum(source)))
                     self.handle(TransferDone(effect.token, tuple(moved)))
                 case DigestSlots():
-                    sums = tuple(xxhash.xxh3_128_digest(self.arena.content(slot)) for slot in effect.slots)
+                    sums = tuple(checksum(self.arena.content(slot)) for slot in effect.slots)
                     self.handle(Digested(effect.token, sums))
 
     def handle(self, event: Any) -> None:
@@ -97,7 +97,7 @@ class OneHolder:
             for index, slot in zip(run.indices, np.frombuffer(run.slots, "<u4").tolist(), strict=True):
                 payload = self.arena.payload(slot)
                 payload[:] = (seed * 31 + run.group * 7 + index) % 256
-                sums += xxhash.xxh3_128_digest(payload)
+                sums += checksum(payload)
         return self.ask(StoreCommit(self.name(), begun.attempt, sums))
 
     def acquire(self, tokens: range, **fields: Any) -> Answer:
