@@ -325,6 +325,7 @@ class Leader:
             self._finish(op, 0)
             return
         op.looking = request.probe or found.tokens < request.min_tokens
+        op.pending_restore = False
         if (op.looking or request.wait_s == 0) and not op.background:
             in_memory = view.found(tiers=False)
             if in_memory.tokens < found.tokens:
