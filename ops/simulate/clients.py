@@ -92,6 +92,7 @@ class Client:
     def _live(self) -> Script:
         """A life of actions, until the run is wound down."""
         writer, reader = Writer(self), Reader(self)
+        begun = False
         while True:
             yield self.rng.expovariate(1 / THINK_S)
             if self.world.calm:
@@ -99,7 +100,10 @@ class Client:
             lives = self.lives()
             if lives is None:
                 continue
-            if self.rng.random() < 0.35:
+            if not begun:
+                begun = True
+                yield from writer.store(lives)
+            elif self.rng.random() < 0.33:
                 yield from writer.act(lives)
             else:
                 yield from reader.act(lives)

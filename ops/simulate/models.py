@@ -128,7 +128,7 @@ def random_chance(rng: random.Random) -> Chance:
         late=rng.choice((0.01, 0.04)),
         transfer_fault=rng.choice((0.0, 0.15, 0.35)),
         disk_fault=rng.choice((0.0, 0.1, 0.25)),
-        fault_every_s=rng.choice((0.8, 1.5, 3.0)),
+        fault_every_s=rng.choice((1.0, 2.0, 4.0)),
     )
 
 

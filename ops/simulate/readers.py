@@ -192,7 +192,7 @@ class Reader:
                 return "read under retired weights"
             if any(self.world.queue.now > life.right_until_s for life in lives):
                 return "read from a life that may not grant any more"
-        elif refused is Reason.VERSION_CHANGED and all(self.world.lives.get(life.name) is life for life in lives):
+        elif refused is Reason.VERSION_CHANGED and all(life.alive and not life.given_up for life in lives):
             return "its slots changed before its deadline"
         return None
 

@@ -87,6 +87,8 @@ class Life:
     machine: Machine
     alive: bool = True
     paused: bool = False
+    given_up: bool = False
+    """The supervisor told everyone that this life is over, whether it is or not."""
     inbox: list[Event] = field(default_factory=list)
     tick_at: float | None = None
     right_until_s: float = 0.0
@@ -428,8 +430,10 @@ class World:
     def _stop(self, effect: Stop) -> None:
         """End a replaced life: soon, where its node can be reached and listens; else it lives on as a zombie."""
         life = self.lives.get(effect.address)
-        if life is not None and life.alive and life.incarnation == effect.incarnation and self.rng.random() < 0.3:
-            self.queue.after(self.rng.uniform(0.01, 0.3), self._kill, life)
+        if life is not None and life.incarnation == effect.incarnation:
+            life.given_up = True
+            if self.rng.random() < 0.3:
+                self.queue.after(self.rng.uniform(0.01, 0.3), self._kill, life)
 
     def _kill(self, life: Life) -> None:
         if life.alive and not life.paused and self.reachable("s", life.node):

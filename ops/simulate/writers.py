@@ -43,7 +43,7 @@ class Writer:
     def act(self, lives: list[Life]) -> Script:
         """One thing a writer does."""
         action = self.rng.choices(
-            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (6, 3, 2, 8, 2, 4)
+            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (10, 4, 2, 12, 1, 2)
         )[0]
         yield from action(lives)
 
@@ -216,7 +216,7 @@ class Writer:
     def _some(self, text: Text) -> tuple[Objects, ...]:
         model = self.world.model
         groups = range(len(model.groups))
-        if self.rng.random() < 0.4:
+        if self.rng.random() < 0.6:
             groups = range((g := self.rng.randrange(len(model.groups))), g + 1)
         found = []
         for g in groups:
@@ -230,7 +230,8 @@ class Writer:
         objects = self._some(self.text())
         for life in lives:
             done = yield self._to(life, SwapOut(self.client.request(), objects))
-            self.world.counts["swaps_out"] += isinstance(done, Done) and done.refused is None and not done.detail
+            if isinstance(done, Done):
+                self.world.counts[f"swap out {done.refused or done.detail or 'done'}"] += 1
 
     def swap_in(self, lives: list[Life]) -> Script:
         objects = self._some(self.text())
