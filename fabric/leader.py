@@ -330,10 +330,8 @@ class Leader:
             in_memory = view.found(tiers=False)
             if in_memory.tokens < found.tokens:
                 op.pending_restore = True
-        if op.looking:
+        if op.looking or op.pending_restore:
             self._check_sources(op, found)
-        elif op.pending_restore:
-            self._finish_pending(op, found)
         else:
             self._admit(op, found)
 
