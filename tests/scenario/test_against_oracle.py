@@ -222,8 +222,7 @@ class Teller:
             self.seen[want.cut.reason] += 1
         # What was granted stays at the reader: the next question is asked anew.
         self.stage.do("restart", node=READER)
-        books = self.stage.world.run([self.stage.world.books()], 10.0)[0]
-        assert (books.pins, books.slots_lost) == (0, 0)
+        assert self.stage.do("check", pins=0, slots_lost=0) == {"pins": 0, "slots_lost": 0}
 
 
 def plain(got: dict[str, Any]) -> tuple[Any, ...]:
