@@ -150,8 +150,8 @@ def _first_line(error: Exception) -> str:
 
 def kill(handle: Any) -> None:
     """End an actor at once and without noise. It was closed before."""
-    with contextlib.suppress(Exception):  # an actor that is gone already is what was asked for
-        ray().kill(handle, no_restart=True)
+    with contextlib.suppress(Exception):  # an actor, or a cluster, that is gone already is what was asked for
+        _connected().kill(handle, no_restart=True)
 
 
 def next_count(key: str) -> int:
