@@ -5,10 +5,12 @@ Torch and transformers are loaded in the workers' processes only; this one waits
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -41,11 +43,42 @@ def run(family: str, say: Say) -> Outcome:
     """
     require_engine()
     say("starting a Ray cluster of two nodes on this machine")
-    cluster = EmbeddedCluster.start(NODES)
+    stage = _Stage(EmbeddedCluster.start(NODES))
     try:
-        return _on_cluster(family, cluster, say)
+        return _on_stage(family, stage, say)
     finally:
-        cluster.close()
+        with _deaf_to_interrupts():
+            say("shutting down")
+            stage.end()
+
+
+@dataclass(slots=True)
+class _Stage:
+    """All that runs, as far as it has started."""
+
+    cluster: EmbeddedCluster
+    workers: list[Any] = field(default_factory=list)
+    fabric: Fabric | None = None
+
+    def end(self) -> None:
+        """End it in this order: who reads and writes, the fabric, the cluster."""
+        try:
+            for worker in self.workers:
+                ray_api.kill(worker)
+            if self.fabric is not None:
+                self.fabric.shutdown()
+        finally:
+            self.cluster.close()
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A second Ctrl-C does not break off the shutdown that the first one began: it ends in seconds and leaves nothing."""
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, kept)
 
 
 def require_engine() -> None:
@@ -76,29 +109,24 @@ class _Cast:
     faults: list[str]
 
 
-def _on_cluster(family: str, cluster: EmbeddedCluster, say: Say) -> Outcome:
+def _on_stage(family: str, stage: _Stage, say: Say) -> Outcome:
     say(f"loading {family} with random weights in a worker on each node")
-    writer = _start(Writer, "writer", family, cluster.node_ids[0])
-    reader = _start(Reader, "reader", family, cluster.node_ids[1])
+    for cls, node in zip((Writer, Reader), stage.cluster.node_ids, strict=True):
+        name = f"demo/{cls.__name__}"
+        stage.workers.append(ray_api.start_actor(cls, name, family, node=node, detached=False, concurrency=1))
+    writer, reader = stage.workers
     loading = reader.load.remote()
     loaded: Loaded = _ask(writer.load.remote(), LOAD_TIMEOUT_S)
-    faults: list[str] = _ask(writer.fault_names.remote())
-    cast = _Cast(family, writer, reader, loaded, faults)
+    cast = _Cast(family, writer, reader, loaded, _ask(writer.fault_names.remote()))
     say("starting the fabric: supervisor, directory, and on each node a holder with a NIXL agent")
-    fabric = launch(_spec(cast))
-    try:
-        same: Loaded = _ask(loading, LOAD_TIMEOUT_S)
-        if same.weights != loaded.weights:
-            raise EngineError(f"the workers' weights differ: {loaded.weights} and {same.weights}")
-        outcome = _story(cast, fabric, say)
-        _ask(writer.close.remote())
-        _ask(reader.close.remote())
-        return outcome
-    finally:
-        say("shutting down")
-        for worker in (writer, reader):
-            ray_api.kill(worker)
-        fabric.shutdown()
+    fabric = stage.fabric = launch(_spec(cast))
+    same: Loaded = _ask(loading, LOAD_TIMEOUT_S)
+    if same.weights != loaded.weights:
+        raise EngineError(f"the workers' weights differ: {loaded.weights} and {same.weights}")
+    outcome = _story(cast, fabric, say)
+    for worker in stage.workers:
+        _ask(worker.close.remote())
+    return outcome
 
 
 def _spec(cast: _Cast) -> FabricSpec:
@@ -135,10 +163,6 @@ def _link(status: dict[str, Any], runs: list[Run]) -> str:
     source = next((s for run in runs for s in run.sources), "")
     used = [holder["link_of"][source] for holder in status["holders"] if source in holder.get("link_of", {})]
     return str(used[0]) if used else "none"
-
-
-def _start(cls: type, name: str, family: str, node: str) -> Any:
-    return ray_api.start_actor(cls, f"demo/{name}", family, node=node, detached=False, concurrency=1)
 
 
 def _ask(reference: Any, timeout_s: float = STEP_TIMEOUT_S) -> Any:
