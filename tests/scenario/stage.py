@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from kvfabric.fabric import invariants
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.ops.scenario.pure import PureWorld
 from kvfabric.ops.scenario.story import VERBS, Node, Step, Story
 from kvfabric.ops.scenario.verbs import Verbs
 
 LIMIT_S = 10_000.0
+
+
+class Watched(PureWorld):
+    """The pure world, with every holder's invariants judged after every step."""
+
+    def run(self, work: Sequence[Coroutine[Any, Any, Any]], limit_s: float) -> list[Any]:
+        results = super().run(work, limit_s)
+        for holder, life in self._lives.items():
+            found = invariants.check(life.core)
+            assert not found, (holder, found)
+        return results
 
 
 class Stage:
@@ -19,7 +32,7 @@ class Stage:
         spec = ModelSpec.load(model)
         room = {group.name: slots for group in spec.groups}
         self.story = Story("test", "test", None, spec, {n: Node(capacity={**room, **c}) for n, c in nodes.items()}, ())
-        self.world = PureWorld(self.story)
+        self.world = Watched(self.story)
         self.verbs = Verbs(self.story, self.world)
 
     def step(self, verb: str, args: dict[str, Any]) -> Step:

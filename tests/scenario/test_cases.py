@@ -15,6 +15,8 @@ from kvfabric.ops.scenario.run import json_line
 from kvfabric.ops.scenario.runner import run_story
 from kvfabric.ops.scenario.story import Fault
 
+from .stage import Watched
+
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.yaml"))
 
 NOT_BY_VERBS = {
@@ -37,8 +39,8 @@ def expectations(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_a_case_passes(path: Path) -> None:
-    result = run_story(load_story(path))
+def test_a_case_passes_and_no_invariant_breaks_on_the_way(path: Path) -> None:
+    result = run_story(load_story(path), Watched)
     failed = [(s.line, s.verb, s.expected, s.got) for s in result.steps if not s.passed]
     assert not failed
     assert result.passed
