@@ -133,7 +133,7 @@ def named_actors(prefix: str, *, but: str) -> list[Any]:
 
 def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """The result of a remote call. Raises Unavailable, or what the method itself raised."""
-    module = ray()
+    module = _connected()
     try:
         return module.get(reference, timeout=timeout_s)
     except module.exceptions.RayTaskError as error:
