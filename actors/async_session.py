@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from ..fabric.explanation import Explanation
 from .attempt import Attempt, Stored
-from .session import Answer, ObjectsByGroup, Session
+from .lease import Lease
+from .session import Answer, ObjectsByGroup, Parked, Session
 
 T = TypeVar("T")
 
@@ -40,6 +41,14 @@ class AsyncSession:
     async def acquire(self, tokens: Any, **kwargs: Any) -> Answer:
         """See :meth:`Session.acquire`."""
         return await self._run(self.session.acquire, tokens, **kwargs)
+
+    async def prefetch(self, tokens: Any, **kwargs: Any) -> Answer:
+        """See :meth:`Session.prefetch`."""
+        return await self._run(self.session.prefetch, tokens, **kwargs)
+
+    async def park(self, lease: Lease) -> Parked:
+        """See :meth:`Session.park`."""
+        return await self._run(self.session.park, lease)
 
     async def probe(self, tokens: Any, **kwargs: Any) -> Answer:
         """See :meth:`Session.probe`."""

@@ -7,10 +7,13 @@ to ask, the answer is a recompute with the reason: a session never shows a user 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,8 +26,11 @@ from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_d
 from ..fabric.kinds import Cause, FabricError, Reason, Status, cause_of
 from ..fabric.messages import (
     Acquire,
+    Cancel,
+    Done,
     LeaseGrant,
     Objects,
+    Park,
     Prompt,
     StoreBegin,
     StoreBegun,
@@ -64,10 +70,24 @@ class Answer:
     moved_bytes: Mapping[str, int] | None = None
     sources: tuple[str, ...] = ()
 
+    stop: Callable[[], None] | None = None
+    """Stops what a PENDING answer started."""
+
     def cancel(self) -> None:
         """Give up what was granted, or what is pending. Idempotent."""
         if self.lease is not None:
             self.lease.release()
+        if self.stop is not None:
+            stop, self.stop = self.stop, None
+            stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What :meth:`Session.park` left behind: when its request first came, and why nothing went to disk."""
+
+    asked_s: float
+    refused: Reason | None = None
 
 
 class Session:
@@ -88,6 +108,8 @@ class Session:
         self._gpu = gpu
         self._lock = threading.RLock()
         self._clients: dict[str, HolderClient] = {}
+        self._asked: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()
+        """When the request of each lease came, on this process's monotonic clock."""
         self._info = resolve()
         self._resolved_s = time.monotonic()
         # What this process runs does not change because the fabric's weights do: it would publish old state as new.
@@ -331,6 +353,7 @@ class Session:
         deadline_s: float | None = None,
         graph: Graph | bool = False,
         min_tokens: int = 0,
+        parked: Parked | None = None,
         **key: Any,
     ) -> Answer:
         """Ask for a lease on the longest prefix that every group can resume at.
@@ -338,6 +361,9 @@ class Session:
         ``wait_s``: how long to wait for room and recovery; None waits for recovery but not for
         room, 0 for nothing. Less than ``min_tokens`` binds no lease. Never raises for what may
         happen to a cache: without a usable prefix the answer is a recompute with its cause.
+
+        ``priority`` and ``deadline_s``: whose restore goes first; what cannot be here by its deadline is
+        left out at once. ``parked``: resume a request that was parked, as old as it was.
 
         ``graph``: a registered graph, whose slots the lease will lie in and freeze until it is
         released; True freezes them wherever they lie.
@@ -355,7 +381,43 @@ class Session:
         )
         if isinstance(graph, Graph):
             message = replace(message, graphs=tuple(graph.numbers.items()))
-        return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0)))
+        asked_s = time.monotonic()
+        if parked is not None:
+            message = replace(message, age_s=max(asked_s - parked.asked_s, 0.0))
+            asked_s = parked.asked_s
+        answer = self._answer(self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0)), message.request)
+        if answer.lease is not None:
+            self._asked[answer.lease] = asked_s
+        return answer
+
+    def prefetch(self, tokens: Any, *, by_s: float | None = None, priority: int = 0, **key: Any) -> Answer:
+        """Have the longest prefix brought into this node's memory, without a lease; returns at once.
+
+        ``by_s``: seconds from now within which it will be asked for. What is PENDING can be cancelled.
+        """
+        probed = self._acquire(self._keys(tokens, key), probe=True, priority=priority, deadline_s=by_s)
+        message = replace(probed, prefetch=True)
+        return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S), message.request)
+
+    def park(self, lease: Lease) -> Parked:
+        """End the lease of a preempted request and put on disk what nobody else holds of it.
+
+        Its state becomes restorable: ``acquire(..., parked=...)`` resumes it with its age. Where
+        nothing can be written, the state stays in memory, evictable.
+        """
+        asked_s = self._asked.get(lease, time.monotonic())
+        grant = lease.grant
+        try:
+            done = self._client(grant.leader).call(Park(request_id(), grant.lease), Done, ACQUIRE_TIMEOUT_S)
+        except HolderLost:
+            return Parked(asked_s, Reason.HOLDER_LOST)
+        lease.release()
+        return Parked(asked_s, done.refused)
+
+    def _stop(self, request: str) -> None:
+        """Tell the leader that nobody waits for a request any more."""
+        with contextlib.suppress(HolderLost):
+            self._client(self._readers[0]).call(Cancel(request_id(), request), Done)
 
     def probe(self, tokens: Any, **key: Any) -> Answer:
         """What an acquire would find; pins and starts nothing. State only on disk is PENDING."""
@@ -413,8 +475,9 @@ class Session:
             cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
             return WireAnswer(message.request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
 
-    def _answer(self, reply: WireAnswer) -> Answer:
+    def _answer(self, reply: WireAnswer, request: str = "") -> Answer:
         lease = None if reply.grant is None else self._lease(reply.grant)
+        pending = bool(request) and reply.status is Status.PENDING
         return Answer(
             reply.status,
             reply.tokens,
@@ -428,6 +491,7 @@ class Session:
             reply.tokens_lost_to_alignment,
             dict(reply.moved_bytes),
             reply.sources,
+            partial(self._stop, request) if pending else None,
         )
 
     def _lease(self, grant: LeaseGrant) -> Lease:

@@ -118,6 +118,11 @@ class Life:
                 found += [f"{group.name}[{i}]" for i in views if not np.array_equal(views[i], right[i])]
         return found
 
+    def slots(self, answer: Answer, group: str) -> list[int]:
+        assert answer.lease is not None
+        with answer.lease.read(group) as views:
+            return [views.slot(index) for index in views]
+
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         self._end()
@@ -319,3 +324,56 @@ def test_a_full_cap_lets_the_least_used_extent_go(lives: Any, tmp_path: Path) ->
     assert len(sizes) < len(prompts)
     assert life.session.acquire(prompts[-1]).tokens == 64
     assert life.session.acquire(prompts[0]).tokens == 0
+
+
+def test_a_prefetched_prefix_is_in_memory_when_it_is_asked_for(lives: Any) -> None:
+    tokens = prompt(10)
+    life = lives(1)
+    life.store(tokens)
+    assert life.swap_out(tokens).refused is None
+    ahead = life.session.prefetch(tokens, by_s=10.0)
+    assert (ahead.status, ahead.tokens, ahead.lease) == (Status.PENDING, 64, None)
+    deadline = time.monotonic() + 10
+    while (found := life.session.acquire(tokens, wait_s=0.0)).status is not Status.FULL_HIT:
+        assert time.monotonic() < deadline
+    assert life.wrong(found, tokens) == []
+    assert life.status()["pinned_slots"] == len(
+        {s for v in ("csa", "idx", "tail", "swa") for s in life.slots(found, v)}
+    )
+
+
+def test_a_parked_request_resumes_from_disk_with_its_age(lives: Any) -> None:
+    tokens = prompt(11)
+    life = lives(1)
+    life.store(tokens)
+    held = life.session.acquire(tokens)
+    assert held.lease is not None
+    before = {p["group"]: p["free"] for p in life.status()["pools"]}
+    parked = life.session.park(held.lease)
+    assert parked.refused is None
+    after = {p["group"]: p["free"] for p in life.status()["pools"]}
+    assert after["csa"] == before["csa"] + 4
+    assert life.status()["pinned_slots"] == 0
+    resumed = life.session.acquire(tokens, parked=parked)
+    assert (resumed.status, resumed.tokens) == (Status.FULL_HIT, 64)
+    assert life.wrong(resumed, tokens) == []
+
+
+def test_a_restore_called_off_gives_its_slots_back(lives: Any) -> None:
+    tokens, others = prompt(12), prompt(13)
+    life = lives(1, disk={"bytes_per_s": 30_000.0})
+    for stored in (tokens, others):
+        life.store(stored)
+        assert life.swap_out(stored).refused is None
+    free = {p["group"]: p["free"] for p in life.status()["pools"]}
+    pending = [life.session.acquire(stored, wait_s=0.0) for stored in (tokens, others)]
+    assert [p.status for p in pending] == [Status.PENDING] * 2
+    for answer in pending:
+        answer.cancel()
+    deadline = time.monotonic() + 20
+    while life.status()["disk"]["restoring"] or life.status()["disk"]["restores_waiting"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pools = life.status()["pools"]
+    assert all(p["free"] + p["evictable"] >= free[p["group"]] for p in pools)
+    assert life.status()["counters"]["acquires_cancelled"] >= 1
