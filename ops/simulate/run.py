@@ -70,7 +70,8 @@ class Report:
 class Run:
     """Drives one world to its end."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, *, rest: bool = True) -> None:
+        self.rest = rest
         self.world = World(seed)
         self.faults = Faults(self.world)
         self.steps = steps
@@ -84,7 +85,7 @@ class Run:
         while world.failure is None and world.steps < self.steps:
             world.queue.run_next(float("inf"))
         busy_s, busy_steps = time.perf_counter() - started, world.steps
-        if world.failure is None:
+        if world.failure is None and self.rest:
             self._rest()
         return Report(
             seed=world.seed,
@@ -264,6 +265,6 @@ def _in_memory(obj: Obj) -> bool:
     return obj.state in (State.SEALED, State.DEMOTING)
 
 
-def simulate(seed: int, steps: int) -> Report:
-    """Run one seed for so many steps, to rest."""
-    return Run(seed, steps).run()
+def simulate(seed: int, steps: int, *, rest: bool = True) -> Report:
+    """Run one seed for so many steps, then to rest (which is not counted)."""
+    return Run(seed, steps, rest=rest).run()

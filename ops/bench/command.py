@@ -1,0 +1,44 @@
+"""``kvfabric bench``: figures with their targets, as a table or as one JSON object."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import Annotated, Any
+
+import typer
+
+HELD, MISSED = 0, 1
+
+JSON = typer.Option("--json", help="Print one JSON object.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    bench = typer.Typer(help="Measure against the targets.", no_args_is_help=True)
+    bench.callback()(_bench)
+    bench.command()(core)
+    app.add_typer(bench, name="bench")
+
+
+def _bench() -> None:
+    """Measure against the targets. Exit status: 0 all hold, 1 one does not or is missing."""
+
+
+def core(json: Annotated[bool, JSON] = False) -> None:
+    """The pure core: rules, digests, simulation."""
+    from .core import run
+
+    raise typer.Exit(show(run(), json=json))
+
+
+def show(result: dict[str, Any], *, json: bool) -> int:
+    """Print a bench's result; the exit status it deserves."""
+    if json:
+        typer.echo(json_format.dumps(result))
+    else:
+        for figure in result["figures"]:
+            verdict = "holds" if figure["holds"] else "MISSED"
+            typer.echo(
+                f"{figure['name']:<52} {figure['value']!s:>10} {figure['unit']:<10} target {figure['target']}: {verdict}"
+            )
+    return HELD if result["figures"] and all(figure["holds"] for figure in result["figures"]) else MISSED
