@@ -298,7 +298,7 @@ class DiskDesk:
 
         Whoever cares waits with ``ctx.await_object``. The caller asked for room in the same step.
         """
-        place_s = min(self.ctx.behalf.place_s, self.ctx.now + PATIENCE_S)
+        place_s = self.ctx.behalf.place_s if self.ctx.behalf.op else self.ctx.now + PATIENCE_S
         for obj in objects:
             self.ctx.books.reserve_restore(obj)
             self.line.reserved[obj.group, obj.shard] += 1

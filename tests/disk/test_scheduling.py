@@ -1,0 +1,555 @@
+"""Whose restore goes first, what it may take, and what is given up: the core's decisions, read by read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfabric.fabric.arena import ArenaLayout, PoolLayout, heap_arena
+from kvfabric.fabric.context import HolderConfig
+from kvfabric.fabric.effects import (
+    DeleteExtent,
+    Digested,
+    DigestSlots,
+    DiskLost,
+    DiskRead,
+    DiskState,
+    DiskWritten,
+    ExtentEntry,
+    ReadExtent,
+    Received,
+    Restored,
+    Send,
+    Tick,
+    Undeliverable,
+    WriteExtent,
+)
+from kvfabric.fabric.extents import extent_bytes
+from kvfabric.fabric.holder import HolderCore
+from kvfabric.fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
+from kvfabric.fabric.invariants import accounting, check
+from kvfabric.fabric.kinds import ObjectKind, Reason, Status
+from kvfabric.fabric.messages import (
+    Acquire,
+    Answer,
+    Cancel,
+    Done,
+    Objects,
+    Prompt,
+    Release,
+    StoreBegin,
+    StoreBegun,
+    StoreCommit,
+    StoreItem,
+    SwapOut,
+)
+from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.passport import AbiPassport
+from kvfabric.fabric.restores import Rate, RestoreLimit
+from kvfabric.transport.digest import checksum
+
+ABI = AbiPassport().abi()
+WEIGHTS = weights_digest16("v1")
+BLOCK = 4096
+MODEL = ModelSpec.load(
+    {
+        "name": "two",
+        "groups": [
+            {"name": "kv", "kind": "compressed_history", "block_tokens": 16, "block_bytes": BLOCK},
+            {"name": "idx", "kind": "indexer", "of": "kv", "block_tokens": 16, "block_bytes": BLOCK},
+        ],
+    }
+)
+BLOCKS = 4
+"""Blocks of each group of a prompt; so 8 objects, 4 slots of each pool."""
+
+
+class Disk:
+    """A holder's core over a disk whose reads end when the test says so, in the order it says."""
+
+    def __init__(self, slots: int = 32, **config: Any) -> None:
+        layout = ArenaLayout([PoolLayout(g, 0, slots, BLOCK) for g in range(2)])
+        self.arena = heap_arena(layout, 1)
+        self.core = HolderCore(HolderConfig("n0", "n0", grants_always=True, **config), MODEL, self.arena, 1, WEIGHTS)
+        self.now = 0.0
+        self.replies: dict[str, Any] = {}
+        self.reads: list[ReadExtent] = []
+        self.extents: dict[int, list[tuple[ExtentEntry, bytes]]] = {}
+        self.deleted: list[int] = []
+        self.write_refused: Reason | None = None
+        self._asked = 0
+        self._do(self.core.start(0.0))
+
+    def _do(self, effects: Sequence[Any]) -> None:
+        for effect in effects:
+            match effect:
+                case Send() if effect.to.startswith("client:"):
+                    self.replies[effect.message.request] = effect.message
+                case Send() if effect.to.startswith("directory"):
+                    self.handle(Undeliverable(effect.to, effect.message))
+                case DigestSlots():
+                    sums = tuple(checksum(self.arena.content(slot)) for slot in effect.slots)
+                    self.handle(Digested(effect.token, sums))
+                case WriteExtent():
+                    if self.write_refused is None:
+                        there = [self.arena.content(slot).tobytes() for slot in effect.slots]
+                        self.extents[effect.extent] = list(zip(effect.entries, there, strict=True))
+                    self.handle(DiskWritten(effect.token, self.write_refused))
+                case ReadExtent():
+                    self.reads.append(effect)
+                case DeleteExtent():
+                    self.deleted.append(effect.extent)
+                    del self.extents[effect.extent]
+
+    def handle(self, event: Any) -> None:
+        self._do(self.core.handle(event, self.now))
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (due := self.core.next_deadline_s) is not None and due <= end:
+            self.now = max(due, self.now)
+            self.handle(Tick())
+        self.now = end
+        self.handle(Tick())
+
+    def ask(self, record: Any, client: str = "client:1") -> Any:
+        self.handle(Received(client, record))
+        return self.replies.get(record.request)
+
+    def name(self) -> str:
+        self._asked += 1
+        return f"r{self._asked}"
+
+    # --- prompts -------------------------------------------------------------------------------
+
+    def keys(self, number: int) -> PromptKeys:
+        tokens = range(1 + number * 1000, 1 + number * 1000 + 16 * BLOCKS + 1)
+        return PromptKeys(MODEL, Namespace("two", "v1"), as_tokens(list(tokens)))
+
+    def prompt(self, number: int) -> Prompt:
+        keys = self.keys(number)
+        return Prompt(keys.namespace.digest(), WEIGHTS, "", len(keys), ((16, keys.keys(16)),))
+
+    def objects(self, number: int) -> tuple[Objects, ...]:
+        digests = self.keys(number).keys(16)
+        return tuple(Objects(g, 0, tuple(range(BLOCKS)), digests) for g in range(2))
+
+    def store(self, number: int) -> Any:
+        items = tuple(StoreItem(objects, 0, BLOCK, ABI) for objects in self.objects(number))
+        begun = self.ask(StoreBegin(self.name(), self.prompt(number), items, (), replace=True))
+        assert isinstance(begun, StoreBegun)
+        if begun.refused is not None:
+            return begun.refused
+        sums = b""
+        for run in begun.slots:
+            for index, slot in zip(run.indices, np.frombuffer(run.slots, "<u4").tolist(), strict=True):
+                payload = self.arena.payload(slot)
+                payload[:] = (number * 31 + run.group * 7 + index) % 256
+                sums += checksum(payload)
+        return self.ask(StoreCommit(self.name(), begun.attempt, sums)).refused
+
+    def swap_out(self, number: int) -> Done:
+        done = self.ask(SwapOut(self.name(), self.objects(number)))
+        assert isinstance(done, Done)
+        return done
+
+    def on_disk(self, *numbers: int) -> None:
+        for number in numbers:
+            assert self.store(number) is None
+            assert self.swap_out(number).refused is None
+
+    def acquire(self, number: int, **fields: Any) -> str:
+        """Ask; the request's name."""
+        request = {"lease_s": 30.0, "wait_s": None, "min_tokens": 0, "probe": False, **fields}
+        message = Acquire(self.name(), self.prompt(number), (ABI, ABI), ("n0",), **request)
+        self.ask(message)
+        return message.request
+
+    def answer(self, request: str) -> Answer | None:
+        found: Answer | None = self.replies.get(request)
+        return found
+
+    def release(self, request: str) -> None:
+        answer = self.answer(request)
+        assert answer is not None
+        assert answer.grant is not None
+        self.ask(Release(self.name(), answer.grant.lease, None))
+
+    # --- the disk ------------------------------------------------------------------------------
+
+    def finish(self, read: ReadExtent, refused: Reason | None = None) -> None:
+        restored = []
+        for extent, number, slot in read.reads:
+            if refused is not None or extent not in self.extents:
+                restored.append(Restored(slot, None, refused or Reason.RESTORE_FAILED))
+                continue
+            content = np.frombuffer(self.extents[extent][number][1], dtype=np.uint8)
+            self.arena.payload(slot)[:] = content
+            restored.append(Restored(slot, checksum(content)))
+        self.reads.remove(read)
+        self.handle(DiskRead(read.token, tuple(restored)))
+
+    def finish_all(self) -> None:
+        for _ in range(1000):
+            if not self.reads:
+                return
+            self.finish(self.reads[0])
+        raise AssertionError("reads never end")
+
+    def sound(self) -> None:
+        assert check(self.core) == []
+        assert accounting(self.core).lost == 0
+
+
+def test_a_restore_ends_in_a_lease_over_the_stored_bytes() -> None:
+    d = Disk()
+    d.on_disk(1)
+    request = d.acquire(1)
+    assert d.answer(request) is None
+    d.finish_all()
+    answer = d.answer(request)
+    assert answer is not None
+    assert (answer.status, answer.tokens) == (Status.FULL_HIT, 64)
+    d.sound()
+
+
+# --- order -------------------------------------------------------------------------------------
+
+
+def order_of(d: Disk, requests: Sequence[str]) -> list[str]:
+    """Finish reads one at a time; the requests in the order of their answers."""
+    seen: list[str] = []
+    while d.reads:
+        d.finish(d.reads[0])
+        seen += [r for r in requests if r not in seen and d.answer(r) is not None]
+    return seen
+
+
+def one_at_a_time() -> Disk:
+    return Disk(slots=64, restores_max=1, restore_share=1.0)
+
+
+def test_the_earlier_deadline_is_restored_first() -> None:
+    d = one_at_a_time()
+    d.on_disk(1, 2, 3)
+    late, none, soon = d.acquire(1, deadline_s=50.0), d.acquire(2), d.acquire(3, deadline_s=5.0)
+    assert order_of(d, [late, none, soon]) == [soon, late, none]
+    d.sound()
+
+
+def test_a_higher_priority_is_restored_first_and_ageing_bounds_by_how_much() -> None:
+    d = one_at_a_time()
+    d.on_disk(1, 2, 3, 4)
+    ordinary = d.acquire(1)
+    urgent = d.acquire(2, priority=2)
+    d.wait(9.0)
+    urgent_later = d.acquire(3, priority=2)
+    d.wait(2.0)
+    too_late = d.acquire(4, priority=2)
+    assert order_of(d, [ordinary, urgent, urgent_later, too_late]) == [urgent, urgent_later, ordinary, too_late]
+    d.sound()
+
+
+def test_a_parked_request_keeps_its_age_in_line() -> None:
+    d = one_at_a_time()
+    d.on_disk(1, 2)
+    first = d.acquire(1)
+    resumed = d.acquire(2, age_s=30.0)
+    assert order_of(d, [first, resumed]) == [resumed, first]
+
+
+def test_what_nobody_waits_for_is_restored_last() -> None:
+    d = one_at_a_time()
+    d.on_disk(1, 2)
+    ahead = d.acquire(1, probe=True, prefetch=True)
+    answer = d.answer(ahead)
+    assert answer is not None
+    assert answer.status is Status.PENDING
+    awaited = d.acquire(2)
+    before = d.core.ctx.counters["restored_objects"]
+    while d.answer(awaited) is None:
+        d.finish(d.reads[0])
+    assert d.core.ctx.counters["restored_objects"] - before <= 9  # its own eight and the one that was being read
+    d.finish_all()
+    d.sound()
+
+
+# --- caps --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "most_bytes", "most_extents"), [((2 * BLOCK, 9), 2 * BLOCK, 9), ((99 * BLOCK, 1), 99 * BLOCK, 1)]
+)
+def test_bytes_and_extents_in_flight_of_one_kind_are_capped_and_other_kinds_go_on(
+    limit: tuple[int, int], most_bytes: int, most_extents: int
+) -> None:
+    caps = (RestoreLimit(*limit, ObjectKind.COMPRESSED_HISTORY),)
+    d = Disk(restore_limits=caps, restore_batch_bytes=BLOCK, restore_share=1.0)
+    d.on_disk(1, 2, 3)
+    requests = [d.acquire(n) for n in (1, 2, 3)]
+    first_of_index = d.arena.layout.first_slot[1]
+    while d.reads:
+        reads = [read for effect in d.reads for read in effect.reads]
+        history = [read for read in reads if read[2] < first_of_index]
+        assert len(history) * BLOCK <= most_bytes
+        assert len({extent for extent, _, _ in history}) <= most_extents
+        if all(d.answer(r) is None for r in requests) and d.core.disk.restoring == 12 + len(history):
+            assert len(reads) - len(history) == 12
+        d.finish(d.reads[0])
+    assert all((a := d.answer(r)) is not None and a.tokens == 64 for r in requests)
+    d.sound()
+
+
+def test_a_burst_of_restores_leaves_room_for_stores_and_every_restore_ends() -> None:
+    d = Disk(slots=16)
+    d.on_disk(*range(1, 13))
+    requests = [d.acquire(n) for n in range(1, 13)]
+    reserved = [sum(1 for obj in d.core.ctx.books.owner[first : first + 16] if obj) for first in (0, 16)]
+    assert max(reserved) <= 8
+    assert d.store(50) is None
+    stored = d.acquire(50)
+    assert (a := d.answer(stored)) is not None
+    assert a.status is Status.FULL_HIT
+    d.release(stored)
+    done: set[str] = set()
+    for _ in range(2000):
+        if d.reads:
+            d.finish(d.reads[0])
+        for r in requests:
+            if r not in done and d.answer(r) is not None:
+                done.add(r)
+                if (a := d.answer(r)) is not None and a.grant is not None:
+                    d.release(r)
+        if len(done) == len(requests):
+            break
+    answers = [d.answer(r) for r in requests]
+    assert [a.tokens for a in answers if a is not None] == [64] * 12
+    d.sound()
+
+
+def test_a_need_larger_than_the_share_goes_alone() -> None:
+    d = Disk(slots=4)
+    d.on_disk(1)
+    request = d.acquire(1)
+    d.finish_all()
+    assert (a := d.answer(request)) is not None
+    assert a.status is Status.FULL_HIT
+
+
+# --- deadlines ---------------------------------------------------------------------------------
+
+
+def test_what_would_be_late_is_given_up_at_once_and_what_would_not_is_awaited() -> None:
+    d = Disk(restore_bytes_per_s=8 * BLOCK / 10.0)
+    d.on_disk(1, 2)
+    hopeless = d.acquire(1, deadline_s=9.0)
+    answer = d.answer(hopeless)
+    assert answer is not None
+    assert (answer.status, answer.tokens, answer.hash_tokens) == (Status.PARTIAL_HIT, 0, 64)
+    assert answer.cause is not None
+    assert (answer.cause.reason, answer.cause.kind) == (Reason.DEADLINE_EXCEEDED, ObjectKind.DISK_PREFIX)
+    assert d.reads == []
+    hopeful = d.acquire(1, deadline_s=11.0)
+    assert d.answer(hopeful) is None
+    behind = d.acquire(2, deadline_s=12.0)
+    assert (a := d.answer(behind)) is not None
+    assert a.tokens == 0
+    d.finish_all()
+    assert (a := d.answer(hopeful)) is not None
+    assert a.tokens == 64
+    d.sound()
+
+
+def test_a_deadline_that_passes_all_the_same_is_answered_from_memory() -> None:
+    d = Disk()
+    d.on_disk(1)
+    request = d.acquire(1, deadline_s=5.0)
+    d.wait(4.9)
+    assert d.answer(request) is None
+    d.wait(0.2)
+    answer = d.answer(request)
+    assert answer is not None
+    assert (answer.tokens, answer.cause and answer.cause.reason) == (0, Reason.DEADLINE_EXCEEDED)
+    d.finish_all()
+    d.sound()
+
+
+def test_the_estimate_is_learned_from_what_really_happened() -> None:
+    d = Disk(restore_bytes_per_s=1e9)
+    d.on_disk(*range(1, 8))
+    for number in range(1, 7):
+        request = d.acquire(number)
+        for _ in range(len(d.reads)):
+            d.wait(2.0)
+            d.finish(d.reads[0])
+        d.release(request)
+    pending = d.answer(d.acquire(7, probe=True))
+    assert pending is not None
+    assert pending.status is Status.PENDING
+    assert pending.expected_s == pytest.approx(2.0, rel=0.2)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 30), st.floats(0.001, 100)), min_size=1, max_size=50))
+def test_a_learned_rate_stays_within_what_was_measured(samples: list[tuple[int, float]]) -> None:
+    rate, now = Rate(1e9), 0.0
+    for nbytes, seconds in samples:
+        rate.done(nbytes, now, now + seconds)
+        now += seconds
+    rates = [nbytes / seconds for nbytes, seconds in samples]
+    assert min(rates) * 0.999 <= rate.bytes_per_s <= max(rates) * 1.001
+
+
+# --- calling off -------------------------------------------------------------------------------
+
+
+def test_calling_off_frees_what_is_not_being_read_and_takes_nothing_from_others() -> None:
+    d = Disk(slots=64, restores_max=2, restore_batch_bytes=BLOCK, restore_share=1.0)
+    d.on_disk(1, 2)
+    mine, shared, other = d.acquire(1), d.acquire(2), d.acquire(2)
+    assert accounting(d.core).reserved == 16
+    d.ask(Cancel(d.name(), mine))
+    assert (a := d.answer(mine)) is not None
+    assert a.grant is None
+    assert accounting(d.core).reserved == 8 + 2
+    d.ask(Cancel(d.name(), shared))
+    assert accounting(d.core).reserved == 8 + 2
+    d.finish_all()
+    assert (a := d.answer(other)) is not None
+    assert a.tokens == 64
+    d.sound()
+
+
+def test_a_prefetch_can_be_called_off() -> None:
+    d = Disk(restores_max=1, restore_share=1.0)
+    d.on_disk(1)
+    ahead = d.acquire(1, probe=True, prefetch=True)
+    assert accounting(d.core).reserved == 8
+    d.ask(Cancel(d.name(), ahead))
+    assert accounting(d.core).reserved == 1
+    d.finish_all()
+    d.sound()
+
+
+# --- the disk's room ---------------------------------------------------------------------------
+
+
+def size_of_one() -> int:
+    d = Disk()
+    d.on_disk(1)
+    (entries,) = d.extents.values()
+    return extent_bytes([e for e, _ in entries])
+
+
+def test_room_on_disk_is_made_before_writing_and_the_least_used_goes_first() -> None:
+    size = size_of_one()
+    d = Disk(disk_bytes_max=3 * size)
+    d.on_disk(1)
+    d.wait(1.0)
+    d.on_disk(2)
+    d.wait(1.0)
+    d.on_disk(3)
+    d.wait(1.0)
+    request = d.acquire(1)
+    d.finish_all()
+    d.release(request)
+    d.on_disk(4)
+    assert len(d.extents) == 3
+    assert sum(extent_bytes([e for e, _ in entries]) for entries in d.extents.values()) <= 3 * size
+    gone = d.answer(d.acquire(2))
+    assert gone is not None
+    assert gone.tokens == 0
+    for number in (1, 3, 4):
+        again = d.acquire(number)
+        d.finish_all()
+        assert (a := d.answer(again)) is not None
+        assert a.tokens == 64
+        d.release(again)
+    d.sound()
+
+
+def test_what_is_larger_than_the_disk_is_refused_and_nothing_goes_for_it() -> None:
+    d = Disk(disk_bytes_max=size_of_one() - 1)
+    assert d.store(1) is None
+    assert d.swap_out(1).refused is Reason.DISK_FULL
+    assert d.extents == {}
+    assert (a := d.answer(d.acquire(1))) is not None
+    assert a.status is Status.FULL_HIT
+    d.sound()
+
+
+def test_an_extent_being_restored_never_goes_to_make_room() -> None:
+    size = size_of_one()
+    d = Disk(disk_bytes_max=size)
+    d.on_disk(1)
+    request = d.acquire(1)
+    assert d.store(2) is None
+    assert d.swap_out(2).refused is Reason.DISK_FULL
+    d.finish_all()
+    assert (a := d.answer(request)) is not None
+    assert a.tokens == 64
+    assert d.swap_out(2).refused is None
+    d.sound()
+
+
+def test_what_has_a_copy_on_disk_is_not_written_again() -> None:
+    d = Disk()
+    d.on_disk(1)
+    request = d.acquire(1)
+    d.finish_all()
+    d.release(request)
+    before = dict(d.extents)
+    assert d.swap_out(1).refused is None
+    assert d.extents == before
+    assert accounting(d.core).on_tier == 8
+    d.sound()
+
+
+def test_a_large_swap_out_becomes_several_extents_and_one_answer() -> None:
+    d = Disk(extent_objects_max=3)
+    assert d.store(1) is None
+    assert d.swap_out(1).refused is None
+    assert sorted(len(entries) for entries in d.extents.values()) == [2, 3, 3]
+    request = d.acquire(1)
+    d.finish_all()
+    assert (a := d.answer(request)) is not None
+    assert a.status is Status.FULL_HIT
+
+
+def test_extents_that_are_lost_are_no_promise_any_more() -> None:
+    d = Disk()
+    d.on_disk(1, 2)
+    one, _ = d.extents
+    waiting = d.acquire(1)
+    del d.extents[one]
+    d.handle(DiskLost((one,)))
+    d.finish_all()
+    answer = d.answer(waiting)
+    assert answer is not None
+    assert (answer.tokens, answer.grant) == (0, None)
+    assert (a := d.answer(d.acquire(1))) is not None
+    assert (a.status, a.hash_tokens) == (Status.MISS, 0)
+    again = d.acquire(2)
+    d.finish_all()
+    assert (a := d.answer(again)) is not None
+    assert a.tokens == 64
+    d.sound()
+
+
+def test_a_disk_that_can_only_be_read_is_read() -> None:
+    d = Disk()
+    d.on_disk(1)
+    assert d.store(2) is None
+    d.handle(DiskState(None, Reason.DISK_FULL))
+    assert d.swap_out(2).refused is Reason.DISK_FULL
+    request = d.acquire(1)
+    d.finish_all()
+    assert (a := d.answer(request)) is not None
+    assert a.tokens == 64
+    d.handle(DiskState(None))
+    assert d.swap_out(2).refused is None
+    d.sound()
