@@ -88,6 +88,8 @@ class Life:
     core: HolderCore
     arena: Arena
     incarnation: int
+    failed_loads: set[tuple[int, int]] = field(default_factory=set)
+    """(slot, version) of every load that met its fault."""
 
 
 @dataclass(slots=True)
@@ -367,11 +369,15 @@ class PureWorld:
             life.arena.payload(slot)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
 
     def _load_fails(self, life: Life, slot: int) -> bool:
+        """Whether this load meets its fault. A retry into the same slot is the same load and fails as well."""
         obj = life.core.ctx.books.owner[slot]
         if obj is None:
             return False
+        load = (slot, obj.version)
         index = obj.position // self.model.groups[obj.group].unit_tokens - 1
-        return self._faults[life.node].load_fails(obj.group, index)
+        if load not in life.failed_loads and self._faults[life.node].load_fails(obj.group, index):
+            life.failed_loads.add(load)
+        return load in life.failed_loads
 
     def _write_extent(self, life: Life, place: Place, effect: WriteExtent) -> Reason | None:
         faults = self._faults[life.node]
