@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import typer
@@ -121,16 +121,21 @@ def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(tmp_path: Path) -> Non
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     ) as demo:
         assert demo.stdout is not None
-        for line in demo.stdout:
-            if "loading" in line:
-                break
+        until(demo.stdout, "loading")
         folder = folder_of_cluster(demo.pid)
         assert len(sweeper.marked(folder)) > 5
         os.killpg(demo.pid, signal.SIGINT)
+        until(demo.stdout, "shutting down")
+        os.killpg(demo.pid, signal.SIGINT)  # an impatient user breaks nothing off
         _, complaints = demo.communicate(timeout=TIMEOUT_S)
     assert (demo.returncode, complaints) == (130, "")
     assert sweeper.marked(folder) == []
     assert not Path(folder).exists()
+
+
+def until(told: IO[str], words: str) -> None:
+    """Read lines up to one with these words."""
+    assert any(words in line for line in told)
 
 
 def folder_of_cluster(driver: int) -> str:

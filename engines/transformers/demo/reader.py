@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ....actors.session import Answer, Session
     from ..generate import Generation
 
-VISIBLE_TIMEOUT_S = 5.0
+VISIBLE_TIMEOUT_S = 20.0
 POLL_S = 0.002
 
 
