@@ -14,6 +14,7 @@ from ..fabric.kinds import FabricError
 from ..fabric.messages import ArenaReply, ArenaRequest, Done, Member, Misuse, SlotsRequest
 from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
+from .clock import MONOTONIC, Clock
 
 R = TypeVar("R")
 
@@ -38,8 +39,9 @@ def request_id() -> str:
 class HolderClient:
     """Connections to one life of one holder on this node. Thread-safe."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, clock: Clock = MONOTONIC) -> None:
         self.member = member
+        self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[BlockingClient] = []
         self._closed = False
@@ -99,7 +101,7 @@ class HolderClient:
             try:
                 return self._exchange(client, record, expect, min(left, PATIENCE_S))
             except HolderSilent:
-                if left <= PATIENCE_S or time.monotonic_ns() > self.arena.grants_until_ns:
+                if left <= PATIENCE_S or self._clock.now_ns() > self.arena.grants_until_ns:
                     raise
 
     def _exchange(self, client: BlockingClient, record: Any, expect: type[R], timeout_s: float) -> R:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
+from dataclasses import replace
 from typing import Any
 
 from ..fabric import wire
 from ..fabric.directory import DirectoryCore
+from ..fabric.doors import Rest
 from ..fabric.effects import Effect, Received, Send
 from ..fabric.identity import join_vector
 from ..fabric.messages import Birth, Member
+from .clock import Clock
 from .service import Service
 from .spec import FabricSpec
 
@@ -32,24 +34,31 @@ class Directory(Service):
             host=setup["host"],
             secret=setup["secret"],
             model=spec.model,
+            clock=Clock(setup["clock_s"]),
+            testing=spec.testing,
         )
+        self.mesh.unreachable = frozenset(setup["unreachable"])
         self.core = DirectoryCore(self.address, spec.model, self.incarnation)
 
     async def start(self) -> bytes:
         """Listen; returns a Birth record."""
         member: Member = await self.listen()
-        return wire.encode_plain(Birth(member, time.monotonic(), join_vector(self.core.model)))
+        return wire.encode_plain(Birth(member, self.clock.now(), join_vector(self.core.model)))
 
     async def ping(self) -> int:
         return self.incarnation
 
     def received(self, sender: str, record: Any) -> None:
-        self._carry_out(self.core.handle(Received(sender, record), time.monotonic()))
+        self._carry_out(self.core.handle(Received(sender, record), self.clock.now()))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
                 self.deliver(effect.to, effect.message)
+
+    def rest(self, request: str) -> Rest:
+        seen = tuple((h, s.incarnation, s.seq) for h, s in self.core.streams.items())
+        return replace(super().rest(request), seen=seen)
 
     def status(self) -> str:
         streams = self.core.streams

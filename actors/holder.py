@@ -10,10 +10,10 @@ import json
 import logging
 import os
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from ..fabric import wire
 from ..fabric.context import HolderConfig
+from ..fabric.doors import Corrupt, InjectFault, Rest, TellAll
 from ..fabric.effects import (
     DeleteExtent,
     Digested,
@@ -47,12 +48,14 @@ from ..fabric.effects import (
 )
 from ..fabric.holder import HolderCore
 from ..fabric.identity import join_vector
+from ..fabric.invariants import slots_lost
 from ..fabric.kinds import FabricError, Reason, WireError
 from ..fabric.messages import (
     ArenaReply,
     ArenaRequest,
     Birth,
     Done,
+    EventsSeen,
     GrantSeen,
     GrantUntil,
     Payload,
@@ -67,7 +70,9 @@ from ..transport.digest import checksum, copy_and_checksum
 from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory
+from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier
+from .doors import UNSPOILT, TransferDoor
 from .links import start_links
 from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
@@ -97,10 +102,13 @@ class Holder(Service):
             host=setup["host"],
             secret=setup["secret"],
             model=spec.model,
+            clock=Clock(setup["clock_s"]),
+            testing=spec.testing,
         )
+        self.mesh.unreachable = frozenset(setup["unreachable"])
         self.spec = spec
         self.shards: tuple[int, ...] = tuple(setup["shards"])
-        self.memory = ArenaMemory.create(spec.layout(self.shards), self.incarnation)
+        self.memory = ArenaMemory.create(spec.layout(self.shards, setup["slots"]), self.incarnation)
         self._for_readers, self._for_writers = self.memory.read_only_fd(), self.memory.read_write_fd()
         config = HolderConfig(
             holder=self.address,
@@ -113,7 +121,10 @@ class Holder(Service):
             disk_bytes_max=None if spec.disk is None else spec.disk.bytes_max,
         )
         self.core = HolderCore(config, spec.model, self.memory.arena, self.incarnation, setup["weights"])
-        self.disk = disk_tier(spec, self.memory, self._feed, fabric=self.fabric, address=self.address, node=self.node)
+        self.door = TransferDoor(self.core) if spec.testing else None
+        self.disk = disk_tier(
+            spec, self.memory, self._from_disk, fabric=self.fabric, address=self.address, node=self.node
+        )
         self.links: dict[LinkKind, Link] = {}
         self.link_problems: dict[str, str] = {}
         self.moved: Counter[str] = Counter()
@@ -140,11 +151,11 @@ class Holder(Service):
             )
         )
         member = await self.listen(self.shards)
-        self._carry_out(self.core.start(time.monotonic()))
+        self._carry_out(self.core.start(self.clock.now()))
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
         if self.disk is not None:
             await self.disk.start(OPEN_WAIT_S)
-        return wire.encode_plain(Birth(member, time.monotonic(), join_vector(self.spec.model)))
+        return wire.encode_plain(Birth(member, self.clock.now(), join_vector(self.spec.model)))
 
     async def ping(self) -> int:
         return self.incarnation
@@ -173,7 +184,8 @@ class Holder(Service):
 
     def _feed(self, event: Event) -> None:
         if not self._closing:
-            self._carry_out(self.core.handle(event, time.monotonic()))
+            self.steps += 1
+            self._carry_out(self.core.handle(event, self.clock.now()))
 
     def received(self, sender: str, record: Any) -> None:
         self._feed(Received(sender, record))
@@ -181,7 +193,7 @@ class Holder(Service):
     def reply_to_peer(self, record: Any) -> bytes:
         if isinstance(record, GrantUntil):
             known = (self.core.weights_number, self.core.mode_number)
-            return wire.encode(GrantSeen(self.incarnation, time.monotonic(), *known))
+            return wire.encode(GrantSeen(self.incarnation, self.clock.now(), *known))
         return b""
 
     def undelivered(self, to: str, record: Any) -> None:
@@ -205,6 +217,8 @@ class Holder(Service):
 
     def _on_disk(self, effect: WriteExtent | ReadExtent | DeleteExtent) -> None:
         """Without a disk the core was told so, and asks for nothing but what it began before it knew."""
+        if self.door is not None and isinstance(effect, ReadExtent):
+            self.door.before_restore(effect)
         match effect:
             case _ if self.disk is not None:
                 self.disk.carry_out(effect)
@@ -213,6 +227,9 @@ class Holder(Service):
             case ReadExtent():
                 failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
                 self._later(DiskRead(effect.token, failed))
+
+    def _from_disk(self, event: Event) -> None:
+        self._feed(event if self.door is None else self.door.after_restore(event))
 
     async def inject_disk(self, fault: str, times: int) -> None:
         """Let the next ``times`` operations on the disk meet a fault, for rehearsals (0 clears it).
@@ -231,9 +248,8 @@ class Holder(Service):
             self._alarm.cancel()
             self._alarm = None
         due = self.core.next_deadline_s
-        if due is not None and not self._closing:
-            delay = max(due - time.monotonic(), 0.0)
-            self._alarm = asyncio.get_running_loop().call_later(delay, self._feed, Tick())
+        if due is not None and not self._closing and not self.clock.held:
+            self._alarm = asyncio.get_running_loop().call_later(self.clock.left(due), self._feed, Tick())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -252,26 +268,37 @@ class Holder(Service):
             moved = await self._in_thread(lambda: self._copy_here(effect))
             self._feed(TransferDone(effect.token, moved))
             return
-        results = await self._over_links(effect)
+        spoil = UNSPOILT if self.door is None else self.door.next(effect, self.mesh.unreachable)
+        carried = [p for p in effect.pairs if p.slot not in spoil.failing]
+        pairs = [Pair(p.source_slot, p.slot, p.length) for p in carried]
+        results = spoil.fault or await self._over_links(effect, pairs)
         if isinstance(results, TransferFault):
             self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, results) for p in effect.pairs)))
             return
         kind, landed = results
         self.last_link[effect.source] = kind
         moved = tuple(_moved(result) for result in landed)
-        self.moved[kind] += sum(p.length for p, m in zip(effect.pairs, moved, strict=True) if m.checksum is not None)
+        self.moved[kind] += sum(p.length for p, m in zip(carried, moved, strict=True) if m.checksum is not None)
+        if self.door is not None:
+            moved, late = self.door.spoil(spoil, moved, {p.slot: p.length for p in carried})
+            moved += tuple(Moved(slot, None, TransferFault.FAILED) for slot in spoil.failing)
+            if late:
+                asyncio.get_running_loop().call_soon(self.door.land, late)
         self._feed(TransferDone(effect.token, moved))
         tokens = [r.token for r in landed if r.token is not None]
         if tokens:
             await self._until_quiet(effect.token, LinkKind(kind), tokens)
 
-    async def _over_links(self, effect: StartTransfer) -> tuple[str, list[PairResult]] | TransferFault:
+    async def _over_links(
+        self, effect: StartTransfer, pairs: list[Pair]
+    ) -> tuple[str, list[PairResult]] | TransferFault:
         """Over the best link that connects; once more with fresh regions where the peer's link began anew."""
-        pairs = [Pair(p.source_slot, p.slot, p.length) for p in effect.pairs]
+        if not pairs:
+            return TransferFault.FAILED
         key = (effect.source, effect.incarnation)
         while True:
             known = key in self._regions
-            left = max(effect.deadline_s - time.monotonic(), 0.0)
+            left = self.clock.left(effect.deadline_s)
             try:
                 regions = await self._regions_of(effect.source, effect.incarnation, left)
             except FabricError as error:
@@ -304,12 +331,12 @@ class Holder(Service):
         """In a thread: over the best way that connects. Raises FabricError where none does."""
         problems = []
         for link, region in preferred(self.links, regions):
-            left = deadline_s - time.monotonic()
+            left = self.clock.left(deadline_s)
             if left <= 0:
                 break
             error = link.connect(region, left)
             if error is None:
-                return str(link.kind), link.fetch(region, pairs, max(deadline_s - time.monotonic(), 0.001))
+                return str(link.kind), link.fetch(region, pairs, max(self.clock.left(deadline_s), 0.001))
             problems.append(f"{link.kind}: {error.detail}")
         raise FabricError("; ".join(problems) or "no link that both sides have")
 
@@ -380,7 +407,7 @@ class Holder(Service):
 
     def _read_slots(self, record: ReadSlots) -> Payload:
         lease = self.core.ctx.leases.live.get(record.lease)
-        if lease is None or time.monotonic() >= lease.deadline_s:
+        if lease is None or self.clock.now() >= lease.deadline_s:
             return Payload(record.request, Reason.LEASE_EXPIRED, ())
         if lease.weights != self.core.ctx.weights:
             return Payload(record.request, Reason.WEIGHTS_MISMATCH, ())
@@ -398,6 +425,47 @@ class Holder(Service):
             if sum(map(len, payload)) > READ_BYTES_MAX:
                 raise FabricError(f"more than {READ_BYTES_MAX} bytes at once: ask for fewer indices")
         return Payload(record.request, None, tuple(payload))
+
+    # --- rehearsals ----------------------------------------------------------------------------
+
+    def through_door(self, record: Any) -> Any:
+        assert self.door is not None
+        match record:
+            case InjectFault() if record.fault in set(DiskFault):
+                if self.disk is None:
+                    raise FabricError(f"fault: {record.fault} needs a disk, which this fabric's spec does not name")
+                self.disk.inject(DiskFault(record.fault), record.times)
+            case InjectFault():
+                self.door.inject(record.fault, record.times, record.load)
+            case Corrupt():
+                self.door.corrupt(record.group, record.digest, record.how)
+            case TellAll():
+                for stream in list(self.core.events.streams.values()):
+                    self._feed(
+                        Received(stream.shard, EventsSeen(stream.shard, stream.epoch, self.incarnation, 0, True))
+                    )
+            case _:
+                return super().through_door(record)
+        return Done(record.request, None, "")
+
+    def _faults_waiting(self) -> list[tuple[str, int | None, int | None, int]]:
+        """(fault, group, index, operations that will still meet it)."""
+        disk = [] if self.disk is None else [(fault, None, None, left) for fault, left in self.disk.faults_left.items()]
+        return [*([] if self.door is None else self.door.waiting()), *disk]
+
+    def rest(self, request: str) -> Rest:
+        disk = self.disk
+        busy = self.mesh.busy or bool(self._tasks) or (disk is not None and disk.outstanding > 0)
+        told = tuple(
+            (stream.shard, -1 if stream.pending or stream.dump is not None else stream.seq)
+            for stream in self.core.events.streams.values()
+        )
+        return replace(super().rest(request), busy=busy, due_s=self.core.next_deadline_s, told=told)
+
+    def run_due(self) -> None:
+        due = self.core.next_deadline_s
+        if due is not None and due <= self.clock.now():
+            self._feed(Tick())
 
     # --- status --------------------------------------------------------------------------------
 
@@ -433,6 +501,8 @@ class Holder(Service):
                 "pools": pools,
                 "leases": len(ctx.leases.live),
                 "pinned_slots": sum(1 for obj in ctx.books.owner if obj is not None and obj.pins),
+                "faults": self._faults_waiting(),
+                "slots_lost": slots_lost(ctx.books),
                 "quarantined_slots": sum(
                     1 for obj in ctx.books.owner if obj is not None and obj.state.value == "quarantined"
                 ),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
@@ -31,6 +30,7 @@ from ..fabric.messages import Done, LeaseGrant, LeasePart, Member, Release, Rene
 from ..fabric.model import ModelSpec
 from ..transport.link import host_identity
 from .client import HolderClient, HolderLost, request_id
+from .clock import MONOTONIC, Clock
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -107,9 +107,11 @@ class Lease:
         node: str,
         *,
         opened: bool = False,
+        clock: Clock = MONOTONIC,
     ) -> None:
         self._opened = opened
         self._model = model
+        self._clock = clock
         self.grant = grant
         self._clients = dict(clients)
         self._node = node
@@ -151,7 +153,7 @@ class Lease:
         for part in grant.parts:
             client = self._clients[part.holder]
             parts.append((part, client.arena if client.alive else None))
-        return read_refusal(grant, self.deadline_s, parts, time.monotonic())
+        return read_refusal(grant, self.deadline_s, parts, self._clock.now())
 
     @contextlib.contextmanager
     def read(self, group: str, shard: int | None = None) -> Iterator[GroupView]:

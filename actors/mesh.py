@@ -44,6 +44,13 @@ class Mesh:
         self._members: dict[str, Member] = {}
         self._number = -1
         self._peers: dict[str, _Peer] = {}
+        self.unreachable: frozenset[str] = frozenset()
+        """Addresses that a rehearsal has cut off."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything sent was not taken yet by the process it was sent to."""
+        return any(peer.untaken for peer in self._peers.values())
 
     @property
     def members(self) -> dict[str, Member]:
@@ -61,7 +68,7 @@ class Mesh:
 
     def send(self, to: str, record: Any) -> None:
         """Queue a record for a peer; an unknown peer or a full queue is told as undeliverable."""
-        peer = self._peer(to)
+        peer = None if to in self.unreachable else self._peer(to)
         if peer is None or not peer.put(record):
             asyncio.get_running_loop().call_soon(self._undeliverable, to, record)
 
@@ -77,6 +84,8 @@ class Mesh:
 
     async def ask(self, to: str, record: Any, timeout_s: float) -> Any:
         """A request that the peer's process answers itself. Raises FabricError if it does not."""
+        if to in self.unreachable:
+            raise FabricError(f"{to} is cut off from {self.me}")
         peer = self._peer(to)
         if peer is None:
             raise FabricError(f"{to} is not a member of this fabric")
@@ -137,6 +146,7 @@ class _Peer:
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
         self._stopped = False
+        self.untaken = 0
         self._worker = asyncio.get_running_loop().create_task(self._work())
 
     def put(self, record: Any) -> bool:
@@ -146,6 +156,7 @@ class _Peer:
             self._queue.put_nowait(record)
         except asyncio.QueueFull:
             return False
+        self.untaken += 1
         return True
 
     async def flushed(self) -> None:
@@ -187,6 +198,7 @@ class _Peer:
                 asyncio.get_running_loop().call_soon(self._undeliverable, self.address, record)
                 raise
             finally:
+                self.untaken -= 1
                 self._queue.task_done()
 
     def stop(self) -> None:
@@ -196,6 +208,7 @@ class _Peer:
         self._worker.cancel()
         while not self._queue.empty():
             loop.call_soon(self._undeliverable, self.address, self._queue.get_nowait())
+            self.untaken -= 1
             self._queue.task_done()
         client, self._client = self._client, None
         if client is not None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ..fabric import wire
+from ..fabric.doors import AdvanceClock, Partition, Rest, RestRequest, RunDue, is_door
 from ..fabric.kinds import FabricError, WireError
 from ..fabric.messages import Done, Member, Members, Misuse, PeerHello, StatusReply, StatusRequest
 from ..fabric.model import ModelSpec
@@ -23,6 +24,7 @@ from ..fabric.supervisor import SUPERVISOR, is_supervisor_message
 from ..transport.challenge import peer_proof
 from ..transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
 from ..transport.link import host_identity
+from .clock import MONOTONIC, Clock
 from .mesh import Mesh
 
 logger = logging.getLogger(__name__)
@@ -45,8 +47,21 @@ class Service:
     """A process around a core. Subclasses feed the core and carry out its effects."""
 
     def __init__(
-        self, *, fabric: str, address: str, incarnation: int, node: str, host: str, secret: bytes, model: ModelSpec
+        self,
+        *,
+        fabric: str,
+        address: str,
+        incarnation: int,
+        node: str,
+        host: str,
+        secret: bytes,
+        model: ModelSpec,
+        clock: Clock = MONOTONIC,
+        testing: bool = False,
     ) -> None:
+        self.clock = clock
+        self.testing = testing
+        self.steps = 0
         self.fabric = fabric
         self.model = model
         self.address = address
@@ -85,7 +100,36 @@ class Service:
         """Answer a request that is this process's and not the core's; None if it is the core's."""
         if isinstance(record, StatusRequest):
             return wire.encode(StatusReply(record.request, self.status()))
+        if is_door(record):
+            if not self.testing:
+                raise FabricError(f"{type(record).__name__}: only a fabric launched with testing: true takes it")
+            return wire.encode(self.through_door(record))
         return None
+
+    # --- rehearsals ----------------------------------------------------------------------------
+
+    def through_door(self, record: Any) -> Any:
+        """The reply to a record of a rehearsal. Raises FabricError for one that means nothing here."""
+        match record:
+            case RestRequest():
+                return self.rest(record.request)
+            case AdvanceClock():
+                self.clock.move(record.to_s)
+            case RunDue():
+                self.run_due()
+            case Partition():
+                self.mesh.unreachable = frozenset(record.unreachable)
+            case _:
+                raise FabricError(f"{type(record).__name__}: {self.address} has nothing to do it to")
+        return Done(record.request, None, "")
+
+    def rest(self, request: str) -> Rest:
+        """What this process does and waits for, at this moment."""
+        waiting = tuple(name for _, name in self._waiting)
+        return Rest(request, self.incarnation, self.steps, self.mesh.busy, waiting, None, (), ())
+
+    def run_due(self) -> None:
+        """Wake the core for what is due."""
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -146,6 +190,7 @@ class Service:
         future = self._waiting.get(key)
         if future is None:
             future = self._waiting[key] = asyncio.get_running_loop().create_future()
+        self.steps += 1
         try:
             self.received(client, record)
         except BaseException:
@@ -172,6 +217,8 @@ class Service:
         return wire.encode(Done("", None, ""))
 
     def _from_peer(self, peer: str, record: Any) -> Reply:
+        if peer in self.mesh.unreachable:
+            raise FabricError(f"{self.address} hears nothing from {peer}")
         if is_supervisor_message(record) and peer != SUPERVISOR:
             logger.warning("%s: %s sent a %s, which only the supervisor may", self.address, peer, type(record).__name__)
             return self._refuse("", f"{type(record).__name__} is the supervisor's to send")
@@ -181,6 +228,7 @@ class Service:
         own = self.own_request(peer, record)
         if own is not None:
             return own
+        self.steps += 1
         self.received(peer, record)
         return self.reply_to_peer(record)
 

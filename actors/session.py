@@ -41,6 +41,7 @@ from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi, AbiPassport
 from .attempt import Attempt, Stored, copy_into
 from .client import HolderClient, HolderLost, request_id
+from .clock import MONOTONIC, Clock
 from .graph import Graph
 from .info import FabricInfo
 from .lease import Lease
@@ -101,8 +102,10 @@ class Session:
         weights_revision: str | None = None,
         passport: AbiPassport | Mapping[str, AbiPassport] | None = None,
         gpu: int | None = None,
+        clock: Clock = MONOTONIC,
     ) -> None:
         self._resolve = resolve
+        self._clock = clock
         self.name = name
         self._passport = passport
         self._gpu = gpu
@@ -158,7 +161,7 @@ class Session:
             if client is None or client.member != member or not client.alive:
                 if client is not None:
                     client.close()
-                client = self._clients[address] = HolderClient(member)
+                client = self._clients[address] = HolderClient(member, self._clock)
             return client
 
     def _again(self, work: Callable[[], T]) -> T:
@@ -496,7 +499,7 @@ class Session:
 
     def _lease(self, grant: LeaseGrant) -> Lease:
         clients = {part.holder: self._client(part.holder) for part in grant.parts}
-        return Lease(self.model, grant, clients, self._info.node)
+        return Lease(self.model, grant, clients, self._info.node, clock=self._clock)
 
     # --- life ----------------------------------------------------------------------------------
 

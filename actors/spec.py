@@ -7,6 +7,7 @@ of the fabric as JSON.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,8 +97,11 @@ class FabricSpec(BaseModel):
     equally many tokens; ``slots`` names a group's slots a shard instead.
 
     ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
-    ``node_resource``: only nodes that offer this Ray resource get a holder. ``disk``: the local disk
-    tier; without it, nothing is written anywhere.
+    ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
+    ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
+    ``disk``: the local disk tier; without it, nothing is written anywhere.
+    ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
+    still until it is moved, so anyone who may connect can break it: never on a fabric that serves.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -106,7 +110,9 @@ class FabricSpec(BaseModel):
     memory_bytes: int = Field(default=256 << 20, ge=1 << 16)
     slots: dict[str, int] = Field(default_factory=dict)
     holders_per_node: int = Field(default=1, ge=1, le=64)
-    node_resource: str | None = None
+    node_resource: str | tuple[str, ...] | None = None
+    node_slots: dict[str, dict[str, int]] = Field(default_factory=dict)
+    testing: bool = False
     passports: dict[str, PassportSpec] = Field(default_factory=dict)
     transport: TransportSpec = Field(default_factory=TransportSpec)
     disk: DiskSpec | None = None
@@ -117,13 +123,16 @@ class FabricSpec(BaseModel):
     @model_validator(mode="after")
     def _names_are_groups(self) -> FabricSpec:
         known = {group.name for group in self.model.groups}
-        for field, names in (("slots", self.slots), ("passports", self.passports)):
+        slots = {"slots": self.slots, **{f"node_slots.{r}": named for r, named in self.node_slots.items()}}
+        fields: dict[str, Mapping[str, Any]] = {**slots, "passports": self.passports}
+        for field, names in fields.items():
             for name in names:
                 if name not in known:
                     raise ValueError(f"{field}.{name}: the model has no such group")
-        for name, count in self.slots.items():
-            if not 1 <= count <= SLOTS_MAX:
-                raise ValueError(f"slots.{name}: {count} is not within 1..{SLOTS_MAX}")
+        for field, counts in slots.items():
+            for name, count in counts.items():
+                if not 1 <= count <= SLOTS_MAX:
+                    raise ValueError(f"{field}.{name}: {count} is not within 1..{SLOTS_MAX}")
         if self.holders_per_node > self.model.shards:
             raise ValueError(
                 f"holders_per_node: {self.holders_per_node} are more than the model's {self.model.shards} shards"
@@ -167,15 +176,26 @@ class FabricSpec(BaseModel):
         """The shards (ranks) that the holder at ``place`` on a node owns."""
         return tuple(s for s in range(self.model.shards) if s % self.holders_per_node == place)
 
-    def layout(self, shards: tuple[int, ...]) -> ArenaLayout:
-        """The arena of a holder that owns ``shards``."""
+    def takes(self, resources: Mapping[str, float]) -> bool:
+        """Whether a node that offers these Ray resources gets a holder."""
+        wanted = (self.node_resource,) if isinstance(self.node_resource, str) else self.node_resource
+        return wanted is None or any(resources.get(resource, 0) > 0 for resource in wanted)
+
+    def slots_on(self, resources: Mapping[str, float]) -> dict[str, int]:
+        """Slots by group, where the spec names them, on a node that offers these Ray resources."""
+        named = [slots for resource, slots in self.node_slots.items() if resources.get(resource, 0) > 0]
+        return {group: count for slots in (self.slots, *named) for group, count in slots.items()}
+
+    def layout(self, shards: tuple[int, ...], slots: Mapping[str, int] | None = None) -> ArenaLayout:
+        """The arena of a holder that owns ``shards``; ``slots`` in place of the spec's own."""
+        named = self.slots if slots is None else slots
         strides = [-(-g.block_bytes // PAGE_BYTES) * PAGE_BYTES for g in self.model.groups]
         bytes_per_token = sum(s / g.unit_tokens for s, g in zip(strides, self.model.groups, strict=True))
         tokens = self.memory_bytes / (bytes_per_token * max(len(shards), 1))
         pools: list[PoolLayout] = []
         for index, group in enumerate(self.model.groups):
-            slots = self.slots.get(group.name) or max(1, int(tokens / group.unit_tokens))
-            pools.extend(PoolLayout(index, shard, min(slots, SLOTS_MAX), group.block_bytes) for shard in shards)
+            count = named.get(group.name) or max(1, int(tokens / group.unit_tokens))
+            pools.extend(PoolLayout(index, shard, min(count, SLOTS_MAX), group.block_bytes) for shard in shards)
         return ArenaLayout(pools)
 
 

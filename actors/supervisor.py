@@ -40,10 +40,12 @@ from ..fabric.supervisor import (
     Wanted,
 )
 from . import ray_api
+from .clock import Clock
 from .directory import Directory
 from .holder import Holder
 from .info import FabricInfo, check_vector
 from .mesh import Mesh
+from .rehearsal import Rehearsed, door_setup
 from .spec import FabricSpec, new_secret
 
 logger = logging.getLogger(__name__)
@@ -61,19 +63,28 @@ def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str
     return f"{fabric}/{address}" if incarnation is None else f"{fabric}/{address}/{incarnation}"
 
 
-class Supervisor:
+def holder_address(node: str, place: int) -> str:
+    """The address of the holder at ``place`` of a node, by its Ray id."""
+    return f"holder:{node[:16]}:{place}"
+
+
+class Supervisor(Rehearsed):
     """Ray actor. Documented methods, which take and return bytes, JSON or plain values: ``describe``, ``status``,
     ``ready``, ``update_weights``, ``set_bypass``, ``drain``, ``shutdown``.
     """
 
     def __init__(self, fabric: str, spec_json: str) -> None:
+        super().__init__()
         self.fabric = fabric
         self.spec = FabricSpec.model_validate_json(spec_json)
         self.secret = new_secret()
         self.weights = self.spec.model.weights
         self.known_weights = [self.weights]
-        config = SupervisorConfig(grant_s=self.spec.grant_s)
-        self.core = SupervisorCore(config, time.monotonic(), inherited=False)
+        testing = self.spec.testing
+        self.clock = Clock(0.0 if testing else None)
+        # On a clock that stands still no time to settle or to back off would ever be over.
+        config = SupervisorConfig(self.spec.grant_s, **({"settled_s": 0.0, "backoff_s": 0.0} if testing else {}))
+        self.core = SupervisorCore(config, self.clock.now(), inherited=False)
         self.core.weights = weights_digest16(self.weights)
         self._lives: dict[tuple[str, int], Any] = {}
         """Ray handles of every process started and not yet ended, by address and incarnation."""
@@ -128,16 +139,15 @@ class Supervisor:
                 self._ask_for(address, process.member.incarnation)
 
     def _wanted(self, nodes: Iterable[ray_api.Node]) -> Iterable[Wanted]:
-        hosts = [n for n in nodes if self._takes(n)]
-        if hosts:
-            yield Wanted(DIRECTORY, self._directory_node(hosts))
-        for node in hosts:
-            for place in range(self.spec.holders_per_node):
-                yield Wanted(f"holder:{node.node[:16]}:{place}", node.node, self.spec.shards_of(place))
-
-    def _takes(self, node: ray_api.Node) -> bool:
-        resource = self.spec.node_resource
-        return resource is None or node.resources.get(resource, 0) > 0
+        hosts = [n for n in nodes if self.spec.takes(n.resources)]
+        wanted = [Wanted(DIRECTORY, self._directory_node(hosts))] if hosts else []
+        wanted += [
+            Wanted(holder_address(node.node, place), node.node, self.spec.shards_of(place))
+            for node in hosts
+            for place in range(self.spec.holders_per_node)
+        ]
+        # Whom a rehearsal keeps away is wanted until it is known to have ended, or it would be closed and not killed.
+        return (w for w in wanted if w.address not in self.kept_away or w.address in self.core.processes)
 
     def _directory_node(self, hosts: list[ray_api.Node]) -> str:
         """Where the directory is, or should go: off the head where there is a choice."""
@@ -150,7 +160,7 @@ class Supervisor:
     # --- the core ------------------------------------------------------------------------------
 
     def _feed(self, event: SupervisorEvent) -> None:
-        self._carry_out(self.core.handle(event, time.monotonic()))
+        self._carry_out(self.core.handle(event, self.clock.now()))
 
     def _carry_out(self, effects: list[SupervisorEffect]) -> None:
         assert self.mesh is not None
@@ -257,6 +267,8 @@ class Supervisor:
             "shards": list(wanted.shards),
             "directory": DIRECTORY,
             "weights": self.core.weights,
+            "slots": self.spec.slots_on(node.resources if node is not None else {}),
+            **door_setup(self, wanted.address),
         }
         cls = Directory if wanted.address == DIRECTORY else Holder
         name = actor_name(self.fabric, wanted.address, incarnation)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .books import Books
 from .holder import HolderCore
 from .kinds import Layer
 from .leases import slots_stand
@@ -186,6 +187,17 @@ def granted_after_proof(core: HolderCore) -> list[Violation]:
         if record.fence != record.lease or record.fence > core.ctx.leases.fence:
             found.append(Violation("granted_after_proof", f"lease {record.lease}: its fence is {record.fence}"))
     return found
+
+
+def slots_lost(books: Books) -> int:
+    """Slots of all pools that are neither free nor owned by the object that lies there: 0 unless there is a bug."""
+    lost = 0
+    for pool in books.pools.values():
+        owned = (
+            s for s in range(pool.first, pool.first + pool.slots) if (o := books.owner[s]) is not None and o.slot == s
+        )
+        lost += pool.slots - len({*pool.free, *owned})
+    return lost
 
 
 def nothing_is_lost(core: HolderCore) -> list[Violation]:

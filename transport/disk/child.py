@@ -25,7 +25,7 @@ from ..frames import FRAME_BYTES_MAX, FrameDecoder, FrameStatus, encode
 from ..memfd import map_read_write
 from .budget import Budget
 from .faults import DiskFault, DiskFaults
-from .protocol import Cancel, Delete, Inject, Read, Setup, Write
+from .protocol import Cancel, Delete, Inject, Read, Settled, Setup, Write
 from .store import Cancelled
 from .tier import CHECK_S, Tier
 
@@ -94,6 +94,7 @@ class Child:
         self._sending = threading.Lock()
         self._jobs = Jobs()
         self._faults = DiskFaults()
+        self._rehearsed = False
         self._budget = Budget(None)
         self._tier: Tier | None = None
 
@@ -126,6 +127,10 @@ class Child:
                 self._set_up(message)
             case Inject():
                 self._faults.inject(DiskFault(message.fault), message.times)
+                self._rehearsed = True
+                if tier is not None and not message.times:
+                    tier.check()
+                self._settle(0)
             case Cancel():
                 self._jobs.cancel(message.token)
             case Delete() if tier is not None:
@@ -170,6 +175,16 @@ class Child:
                 os._exit(1)
             finally:
                 self._jobs.done(job)
+            self._settle(job.token)
+
+    def _settle(self, token: int) -> None:
+        """Under injected faults, tell that a job and the looks at the disk it led to are over."""
+        if not self._rehearsed:
+            return
+        try:
+            self.tell(Settled(token, self._faults.waiting()))
+        except ConnectionError:
+            os._exit(0)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ from .protocol import (
     Opened,
     Read,
     ReadDone,
+    Settled,
     Setup,
     Write,
     Wrote,
@@ -131,6 +132,10 @@ class DiskTier:
         self._restarts = -1
         self._moved = {"written_bytes": 0, "read_bytes": 0}
         self._problem = ""
+        self._rehearsed = False
+        self._unsettled: set[int] = set()
+        self.faults_left: dict[str, int] = {}
+        """Operations that will still meet an injected fault."""
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -246,6 +251,7 @@ class DiskTier:
         self._become(
             Condition(Health.UNAVAILABLE, Reason.DISK_UNAVAILABLE, Reason.DISK_UNAVAILABLE, self._problem, 0, 0, 0, 0)
         )
+        self._unsettled.clear()
         for token in list(self._jobs):
             self._refuse(token)
 
@@ -307,7 +313,10 @@ class DiskTier:
         self._post(Cancel(token))
 
     def inject(self, fault: DiskFault, times: int) -> None:
-        """Let the next operations on the disk meet a fault."""
+        """Let the next operations on the disk meet a fault; 0 clears it, and the disk is looked at."""
+        if self._child is not None:
+            self._rehearsed = True
+            self._unsettled.add(0)
         self._post(Inject(str(fault), times))
 
     def _doom(self, uid: bytes) -> None:
@@ -321,6 +330,8 @@ class DiskTier:
         if self._child is None:
             asyncio.get_running_loop().call_soon(lambda: self._refuse(token) if token in self._jobs else None)
         else:
+            if self._rehearsed:
+                self._unsettled.add(token)
             self._post(message)
 
     def _post(self, message: Any) -> None:
@@ -344,6 +355,9 @@ class DiskTier:
             case Condition():
                 self._become(message)
                 self._settled.set()
+            case Settled():
+                self._unsettled.discard(message.token)
+                self.faults_left = dict(message.left)
 
     def _wrote(self, message: Wrote) -> None:
         job = self._jobs.pop(message.token, None)
@@ -416,7 +430,7 @@ class DiskTier:
         )
         return {
             "state": str(health),
-            "reason": condition.refused or condition.writes_refused,
+            "reason": self.refused,
             "detail": detail,
             "path": self.settings.root,
             "used_bytes": condition.used_bytes,
@@ -426,11 +440,21 @@ class DiskTier:
             "codec": self.settings.codec,
             "extents": len(self._uids),
             "wrong_blocks": condition.wrong_blocks,
-            "outstanding": len(self._jobs),
+            "outstanding": self.outstanding,
             "restarts": self._restarts,
             "removed_at_start": list(self._opened.removed),
             **self._moved,
         }
+
+    @property
+    def outstanding(self) -> int:
+        """Effects that the child has not answered yet; where faults are injected, also what answered ones set off."""
+        return len(self._jobs.keys() | self._unsettled)
+
+    @property
+    def refused(self) -> Reason | None:
+        """Why the tier takes no reads or no writes now."""
+        return self._condition.refused or self._condition.writes_refused
 
     @property
     def child_pid(self) -> int | None:

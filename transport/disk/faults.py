@@ -37,6 +37,11 @@ class DiskFaults:
         with self._lock:
             self._left[fault] = times
 
+    def waiting(self) -> tuple[tuple[str, int], ...]:
+        """(fault, operations that will still meet it) of all that were ever injected."""
+        with self._lock:
+            return tuple((str(fault), left) for fault, left in self._left.items())
+
     def meets(self, fault: DiskFault) -> bool:
         """Whether this operation meets the fault; uses one up."""
         if not self._left:

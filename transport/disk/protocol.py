@@ -154,3 +154,15 @@ class Condition:
     free_bytes: int
     extents: int
     wrong_blocks: int
+
+
+@record(216)
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Where faults are injected: a job is over with all that it set off (token 0: an Inject is in force).
+
+    ``left``: (fault, operations that will still meet it).
+    """
+
+    token: int
+    left: tuple[tuple[str, int], ...]
