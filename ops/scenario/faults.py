@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...fabric.effects import ExtentEntry
+from ...transport.damage import damage
 from .story import Fault, How
 
 
@@ -78,15 +79,3 @@ class Disk:
                 if entry.group == group and entry.digest == digest:
                     damaged = damage(bytes(data), how)
                     data[:] = damaged[:-1] if how is How.TRUNCATE else damaged
-
-
-def damage(data: bytes, how: How) -> bytes:
-    """Bytes of the same length that differ: one flipped, the last lost, or nothing after the middle."""
-    if not data:
-        return data
-    if how is How.FLIP:
-        middle = len(data) // 2
-        return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
-    start = len(data) - 1 if how is How.TRUNCATE else len(data) // 2
-    lost = bytes(len(data) - start)
-    return data[:start] + (lost if data[start:] != lost else b"\xff" * len(lost))

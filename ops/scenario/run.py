@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
-from ...fabric.kinds import FabricError
 from .checks import load_story
 from .pure import PureWorld
 from .runner import StoryResult, run_story
@@ -54,17 +52,19 @@ def run_files(paths: Iterable[Path], *, cluster: bool = False) -> Outcome:
     Raises FabricError where a cluster is asked for and cannot be had.
     """
     stories, problems = check_files(paths)
-    world_of = _world_of(cluster)
-    return Outcome([run_story(story, world_of) for story in stories], problems)
+    with _worlds(stories, cluster=cluster) as world_of:
+        return Outcome([run_story(story, world_of) for story in stories], problems)
 
 
-def _world_of(cluster: bool) -> Callable[[Story], World]:
-    if not cluster:
-        return PureWorld
-    if find_spec(f"{__package__}.cluster") is None:
-        raise FabricError("--cluster: this installation has no cluster world; run without it")
-    world_of: Callable[[Story], World] = import_module(f"{__package__}.cluster").ClusterWorld
-    return world_of
+@contextmanager
+def _worlds(stories: Sequence[Story], *, cluster: bool) -> Iterator[Callable[[Story], World]]:
+    if not cluster or not stories:
+        yield PureWorld
+        return
+    from .cluster import Cluster  # loads Ray
+
+    with Cluster(stories) as shared:
+        yield shared.world
 
 
 def json_line(result: StoryResult) -> str:

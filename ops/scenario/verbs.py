@@ -49,6 +49,8 @@ from .world import Seat, Victim, World
 
 Got = dict[str, Any]
 OK: Got = {"ok": True}
+PROBE_LEASE_S = 30.0
+"""What a probe says it would lease for: it binds none."""
 
 
 class WrongBytes(Exception):
@@ -301,7 +303,7 @@ class Verbs:
             prompt_of(keys),
             tuple(self._passport(args.at, g).abi() for g in range(len(model.groups))),
             tuple(readers[s] for s in range(model.shards)),
-            acquire.lease_s if acquire is not None else 0.0,
+            acquire.lease_s if acquire is not None else PROBE_LEASE_S,
             acquire.waits_s if acquire is not None else None,
             acquire.min_tokens if acquire is not None else 0,
             acquire is None,
