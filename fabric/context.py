@@ -23,6 +23,7 @@ from .messages import ShardMap
 from .model import ModelSpec
 from .restores import Behalf, RestoreLimit
 from .segments import Router
+from .wakes import Wake, Wakes
 
 Waiter = Callable[[Obj, Reason | None], None]
 """Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
@@ -106,7 +107,7 @@ class HolderContext:
         self.behalf = Behalf()
         self.inflight: dict[tuple[int, int, bytes], Obj] = {}
         """FILLING objects of fetches, by key: a second request joins instead of fetching again."""
-        self._wakes: list[tuple[float, int, Callable[[], None]]] = []
+        self._wakes = Wakes()
         self._numbers = self.leases.fence = incarnation << LIFE_SHIFT
         arena.set_weights(weights)
 
@@ -142,17 +143,16 @@ class HolderContext:
 
     # --- time ----------------------------------------------------------------------------------
 
-    def wake_at(self, at: float, call: Callable[[], None]) -> None:
-        """Have ``call`` run by the first step at or after ``at``; it must tolerate being late."""
-        heapq.heappush(self._wakes, (at, self.number(), call))
+    def wake_at(self, at: float, call: Callable[[], None]) -> Wake:
+        """Have ``call`` run by the first step at or after ``at``, unless it is cancelled; it must tolerate being late."""
+        return self._wakes.at(at, self.number(), call)
 
     def wake_due(self) -> None:
-        while self._wakes and self._wakes[0][0] <= self.now:
-            heapq.heappop(self._wakes)[2]()
+        self._wakes.run_due(self.now)
 
     @property
     def next_wake_s(self) -> float | None:
-        return self._wakes[0][0] if self._wakes else None
+        return self._wakes.next_s
 
     @property
     def may_grant(self) -> bool:

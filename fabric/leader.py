@@ -47,6 +47,7 @@ from .planner import PartPlan, View
 from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution, resolve, servable, usable_position
 from .segments import Router
+from .wakes import Wake
 
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
 """Refusals of a graph lease that no other position or source would lift: the engine runs eagerly."""
@@ -94,6 +95,14 @@ class AcquireOp:
     """Why tiers are left out of account: the group that would have come from one, and the reason."""
     looking: bool = False
     """Only the answer is wanted: nothing is pinned, restored or moved."""
+    timers: list[Wake] = field(default_factory=list)
+    """Time-outs of the exchange under way."""
+
+    def cancel_timers(self) -> None:
+        """The exchange they wait for is over."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
 
     @property
     def came_s(self) -> float:
@@ -178,6 +187,7 @@ class Leader:
     def _next_op(self, op: AcquireOp) -> None:
         """A fresh exchange id: replies to an earlier round no longer count."""
         self.ops.pop(op.op, None)
+        op.cancel_timers()
         op.op = self.ctx.op()
         self.ops[op.op] = op
 
@@ -189,7 +199,7 @@ class Leader:
             if self.ops.get(name) is op and op.phase == WORKING:
                 late(op)  # type: ignore[operator]
 
-        self.ctx.wake_at(at, fire)
+        op.timers.append(self.ctx.wake_at(at, fire))
 
     # --- what is here --------------------------------------------------------------------------
 
@@ -863,6 +873,7 @@ class Leader:
 
     def _answer(self, op: AcquireOp, answer: Answer) -> None:
         op.phase = DONE
+        op.cancel_timers()
         if op.turn is not None:
             self.disk.line.leave(op.turn)
             op.turn = None

@@ -22,6 +22,7 @@ from .books import Books
 from .kinds import Reason
 from .messages import LeaseGrant, LeasePart, SlotRun
 from .validation import Proof
+from .wakes import Wake
 
 LEASE_S_MAX = 3600.0
 
@@ -52,6 +53,8 @@ class LeaseRecord:
     graph_number: int = 0
     leader: str = ""
     mates: tuple[tuple[str, int], ...] = ()
+    watch: Wake | None = None
+    """Looks whether its grace is over; whoever ends the lease before cancels it."""
 
 
 class LeaseBook:
@@ -115,6 +118,8 @@ class LeaseBook:
         """Give the pins back; None if the lease ended before."""
         record = self.live.pop(lease, None)
         if record is not None:
+            if record.watch is not None:
+                record.watch.cancel()
             for run in record.proof.runs:
                 if record.graph:
                     self._books.freeze(run.slots, -1)

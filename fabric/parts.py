@@ -44,6 +44,7 @@ from .passport import abi_refusal
 from .placing import Placer
 from .segments import chain_place
 from .validation import Held, HeldRun, Proof, Verdict, prove
+from .wakes import Wake
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class Part:
     proof: Proof | None = None
     replied: PartReply | None = None
     let_go: bool = False
+    expiry: Wake | None = None
 
 
 class PartDesk:
@@ -117,7 +119,7 @@ class PartDesk:
             return
         part = Part(leader, message)
         self.open_parts[message.op] = part
-        self.ctx.wake_at(message.expires_s, lambda: self.let_go(message.op))
+        part.expiry = self.ctx.wake_at(message.expires_s, lambda: self.let_go(message.op))
         to_restore = self._pin_local(part)
         to_fetch = self._plan_fetches(part)
         if part.refused is None:
@@ -646,12 +648,12 @@ class PartDesk:
             elif record.graph:
                 if record.leader != ctx.config.holder:
                     ctx.send(record.leader, PartCheck(record.lease))
-                ctx.wake_at(ctx.now + ctx.config.graph_check_s, over)
+                record.watch = ctx.wake_at(ctx.now + ctx.config.graph_check_s, over)
             else:
                 ctx.counters["leases_expired"] += 1
                 ctx.leases.end(record.lease)
 
-        ctx.wake_at(due_s, over)
+        record.watch = ctx.wake_at(due_s, over)
 
     def grant_refusal(self, part: Part | None) -> Reason | None:
         """Why a ready share may not become a lease at this moment."""
@@ -684,6 +686,8 @@ class PartDesk:
     def _forget(self, part: Part) -> None:
         self._unpin(part)
         self.open_parts.pop(part.request.op, None)
+        if part.expiry is not None:
+            part.expiry.cancel()
 
 
 def _revision(part: Part, objects: Objects) -> int | None:

@@ -18,6 +18,7 @@ from .kinds import Reason
 from .lifecycle import State
 from .messages import BadCopy, Column, Objects, PinEnd, PinEnded, PinReply, PinRequest, SourceRun
 from .passport import abi_refusal
+from .wakes import Wake
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class SourcePin:
     refused: Reason | None = None
     bad: list[BadCopy] = field(default_factory=list)
     ended: bool = False
+    expiry: Wake | None = None
 
 
 class PinDesk:
@@ -60,7 +62,7 @@ class PinDesk:
             self.ctx.send(peer, PinReply(message.op, self.ctx.config.holder, self.ctx.incarnation, None, (), (), ()))
             return
         self.open[key] = pin
-        self.ctx.wake_at(self.ctx.now + message.ttl_s, lambda: self._drop(key, pin))
+        pin.expiry = self.ctx.wake_at(self.ctx.now + message.ttl_s, lambda: self._drop(key, pin))
         self._take(pin)
 
     def _refusal(self, message: PinRequest) -> Reason | None:
@@ -242,6 +244,8 @@ class PinDesk:
 
     def _release(self, pin: SourcePin) -> None:
         pin.ended = True
+        if pin.expiry is not None:
+            pin.expiry.cancel()
         for obj in pin.pinned:
             self.ctx.books.unpin(obj)
         pin.pinned = []

@@ -21,6 +21,7 @@ from .kinds import Reason
 from .lifecycle import State
 from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
 from .segments import chain_place
+from .wakes import Wake
 
 CHECKSUM_BYTES = 16
 
@@ -37,6 +38,7 @@ class Attempt:
     weights: bytes
     expires_s: float
     superseded: bool = False
+    expiry: Wake | None = None
 
 
 class StoreDesk:
@@ -82,7 +84,7 @@ class StoreDesk:
         self.attempts[number] = Attempt(
             number, message.request, client, fresh, message.retire, message.prompt.weights, expires_s
         )
-        ctx.wake_at(expires_s, lambda: self._expire(number))
+        self.attempts[number].expiry = ctx.wake_at(expires_s, lambda: self._expire(number))
         runs = tuple(
             slot_run(item.objects.group, item.objects.shard, [i for _, i in run], [obj for obj, _ in run])
             for item, run in zip(message.items, by_item, strict=True)
@@ -240,6 +242,8 @@ class StoreDesk:
 
     def _close(self, attempt: Attempt) -> None:
         del self.attempts[attempt.number]
+        if attempt.expiry is not None:
+            attempt.expiry.cancel()
         for obj in attempt.objects:
             key = (obj.group, obj.shard, obj.digest)
             if self._open.get(key) == attempt.number:
