@@ -18,6 +18,7 @@ from kvfabric.engines.transformers.capture import Objects, capture, write_positi
 from kvfabric.engines.transformers.errors import GeometryMismatch
 from kvfabric.engines.transformers.generate import Generation, generate, same_logits
 from kvfabric.engines.transformers.geometry import Geometry, geometry_of
+from kvfabric.engines.transformers.restore import restore
 from kvfabric.engines.transformers.tiny_models import build, prompt
 from kvfabric.engines.transformers.weights import weights_revision
 
@@ -122,8 +123,6 @@ def test_weights_that_change_while_bytes_are_copied_make_the_copy_useless(
     scene: Scene, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert session.publish(TOKENS[:POSITION], scene.objects, salt="weights").ok
-    restore = adapter.restore
-
     def restore_meanwhile(*arguments: Any) -> Any:
         cache = restore(*arguments)
         scene.fabric.update_weights("newer")
