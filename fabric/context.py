@@ -7,7 +7,6 @@ do. Time is the ``now`` of the event being handled; wake-ups are a heap, not tim
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
