@@ -123,6 +123,7 @@ def test_weights_that_change_while_bytes_are_copied_make_the_copy_useless(
     scene: Scene, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert session.publish(TOKENS[:POSITION], scene.objects, salt="weights").ok
+
     def restore_meanwhile(*arguments: Any) -> Any:
         cache = restore(*arguments)
         scene.fabric.update_weights("newer")
