@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 from ..fabric import wire
 from ..fabric.directory import DirectoryCore
 from ..fabric.doors import Rest
-from ..fabric.effects import Effect, Received, Send
+from ..fabric.effects import Effect, Event, Received, Send, Tick
 from ..fabric.identity import join_vector
 from ..fabric.messages import Birth, Member
 from .clock import Clock
@@ -39,6 +40,7 @@ class Directory(Service):
         )
         self.mesh.unreachable = frozenset(setup["unreachable"])
         self.core = DirectoryCore(self.address, spec.model, self.incarnation)
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def start(self) -> bytes:
         """Listen; returns a Birth record."""
@@ -48,8 +50,22 @@ class Directory(Service):
     async def ping(self) -> int:
         return self.incarnation
 
+    async def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await super().close()
+
     def received(self, sender: str, record: Any) -> None:
-        self._carry_out(self.core.handle(Received(sender, record), self.clock.now()))
+        self._feed(Received(sender, record))
+
+    def _feed(self, event: Event) -> None:
+        self._carry_out(self.core.handle(event, self.clock.now()))
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due = self.core.next_deadline_s
+        if due is not None:
+            self._alarm = asyncio.get_running_loop().call_later(self.clock.left(due), self._feed, Tick())
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

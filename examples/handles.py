@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from kvfabric.fabric.identity import Namespace, PromptKeys, as_tokens, weights_d
 from kvfabric.fabric.messages import (
     Acquire,
     Lookup,
+    Mark,
     Objects,
     Prompt,
     ReadSlots,
@@ -30,9 +30,11 @@ from kvfabric.fabric.messages import (
     StoreBegin,
     StoreCommit,
     StoreItem,
+    Strip,
     WriteSlots,
 )
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.segments import narrow
 
 MODEL = ModelSpec.model_validate(
     {
@@ -64,8 +66,11 @@ def prompt() -> Prompt:
     return Prompt(keys.namespace.digest(), weights_digest16(MODEL.weights), "", len(TOKENS), units)
 
 
-def store(holder: Any, asked: Prompt, fabric: kvfabric.Fabric) -> None:
-    """Reserve slots for every block of both groups, write them, make them visible with their checksums."""
+def store(holder: Any, asked: Prompt, fabric: kvfabric.Fabric) -> int:
+    """Reserve slots for every block of both groups, write them, make them visible with their checksums.
+
+    Returns the holder's mark: a look-up that bears it sees what was stored.
+    """
     digests = dict(asked.keys)[16]
     items = tuple(
         StoreItem(
@@ -83,6 +88,7 @@ def store(holder: Any, asked: Prompt, fabric: kvfabric.Fabric) -> None:
     sums = b"".join(xxhash.xxh3_128_digest(payload) for _, payload in writes)
     done = ask(holder, StoreCommit("commit-1", begun.attempt, sums))
     print(f"committed: refused {done.refused}")
+    return done.mark
 
 
 def main() -> None:
@@ -91,13 +97,14 @@ def main() -> None:
         addresses = sorted(h["address"] for h in fabric.status()["holders"])
         near, far = (fabric.holder(address.split(":")[1]) for address in addresses)
         asked = prompt()
-        store(near, asked, fabric)
+        incarnation = next(m.incarnation for m in fabric.info().members if m.address == addresses[0])
+        mark = Mark(addresses[0], incarnation, store(near, asked, fabric))
 
-        found = ask(fabric.directory, Lookup("lookup-1", asked))
-        while not found.columns:  # the directory hears of a commit milliseconds later
-            time.sleep(0.01)
-            found = ask(fabric.directory, Lookup("lookup-1", asked))
-        print(f"directory, epoch {found.epoch}: " + ", ".join(f"group {c.group} at {c.holder}" for c in found.columns))
+        # The directory hears of a commit milliseconds later: the mark makes it wait for that.
+        strips = tuple(Strip(unit, 0, narrow(keys)) for unit, keys in asked.keys)
+        found = ask(fabric.directory, Lookup("lookup-1", 0, strips, (mark,)))
+        told = [f"group {lane.group} at {stripe.holder}" for stripe in found.stripes for lane in stripe.lanes]
+        print(f"directory, epoch {found.epoch}: {', '.join(told)}")
 
         abis = tuple(fabric.spec.passport(group).abi() for group in MODEL.groups)
         answer = ask(far, Acquire("acquire-1", asked, abis, (addresses[1],), 10.0, None, 0, False))

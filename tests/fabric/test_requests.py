@@ -17,19 +17,22 @@ from kvfabric.fabric.messages import (
     Acquire,
     Drop,
     GrantUntil,
-    Lookup,
+    Mark,
     Objects,
     PartOpen,
     Prompt,
     Release,
     Renew,
+    ShardMap,
     StoreBegin,
     StoreCommit,
     StoreItem,
+    Strip,
 )
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.passport import Abi
 from kvfabric.fabric.requests import CLIENT_RECORDS, refusal_of
+from kvfabric.fabric.segments import Router
 
 MODEL = ModelSpec.model_validate(
     {
@@ -51,7 +54,7 @@ SOUND: dict[str, Any] = {
     "begin": StoreBegin("r", PROMPT, (ITEM, replace(ITEM, objects=replace(ONE, shard=1))), (ONE,), False),
     "commit": StoreCommit("r", 1, bytes(32)),
     "drop": Drop("r", (ONE,)),
-    "lookup": Lookup("r", PROMPT),
+    "lookup": Router(ShardMap(0, ("d",))).lookups("r", PROMPT)["d"],
     "release": Release("r", 1, 30),
     "renew": Renew("r", 1, 30.0),
 }
@@ -77,13 +80,21 @@ UNSOUND = [
     *[(replace(SOUND["acquire"], deadline_s=s), "deadline_s") for s in (-0.1, NAN, INF)],
     *[(replace(SOUND["renew"], lease_s=s), "lease_s") for s in (0.0, -1.0, NAN, INF)],
     (replace(SOUND["release"], reused_tokens=-1), "reused_tokens"),
-    (Lookup("r", replace(PROMPT, n=-1)), "prompt.n"),
-    (Lookup("r", replace(PROMPT, n=1 << 40)), "prompt.n"),
-    (Lookup("r", replace(PROMPT, n=32)), "prompt.keys"),
-    (Lookup("r", replace(PROMPT, namespace=b"")), "namespace"),
-    (Lookup("r", replace(PROMPT, weights=bytes(15))), "weights"),
-    (Lookup("r", replace(PROMPT, tenant="t" * 257)), "tenant"),
-    (Lookup("r", replace(PROMPT, keys=((0, b""),))), "prompt.keys"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, n=-1)), "prompt.n"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, n=1 << 40)), "prompt.n"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, n=32)), "prompt.keys"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, namespace=b"")), "namespace"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, weights=bytes(15))), "weights"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, tenant="t" * 257)), "tenant"),
+    (replace(SOUND["acquire"], prompt=replace(PROMPT, keys=((0, b""),))), "prompt.keys"),
+    (replace(SOUND["lookup"], strips=(Strip(5, 0, bytes(16)),)), "strips: no group"),
+    (replace(SOUND["lookup"], strips=(Strip(8, 3, bytes(16)),)), "strips: 3"),
+    (replace(SOUND["lookup"], strips=(Strip(8, -256, bytes(16)),)), "strips: -256"),
+    (replace(SOUND["lookup"], strips=(Strip(8, 0, b""),)), "strips: 0 bytes"),
+    (replace(SOUND["lookup"], strips=(Strip(8, 0, bytes(17)),)), "strips: 17 bytes"),
+    (replace(SOUND["lookup"], strips=(Strip(8, 1 << 26, bytes(16)),)), "strips: a prompt"),
+    (replace(SOUND["lookup"], marks=(Mark("h", 1, 1),) * 65), "marks"),
+    (replace(SOUND["acquire"], marks=(Mark("h", 1, 1),) * 65), "marks"),
     (Drop("r", (replace(ONE, group=2),)), "objects: the model has no group"),
     (Drop("r", (replace(ONE, group=-1),)), "objects: the model has no group"),
     (Drop("r", (replace(ONE, shard=2),)), "objects: the model has no shard"),
