@@ -658,7 +658,8 @@ class Leader:
             record.mates = tuple((h, g.lease) for h, g in op.granted.items() if h != self.ctx.config.holder)
         parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
         deadline_s = min(g.deadline_s for g in op.granted.values())
-        grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, deadline_s, self.ctx.weights, tuple(parts))
+        weights = op.request.prompt.weights
+        grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, deadline_s, weights, tuple(parts))
         self._finish(op, op.tokens, grant=grant)
 
     # --- reachability, without a lease ---------------------------------------------------------

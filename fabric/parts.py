@@ -613,7 +613,7 @@ class PartDesk:
             client=message.client,
             now=ctx.now,
             lease_s=message.lease_s,
-            weights=ctx.weights,
+            weights=part.request.prompt.weights,
             tenant=part.request.prompt.tenant,
             graph=message.graph,
             graph_number=part.request.graph_number,
@@ -664,7 +664,7 @@ class PartDesk:
             return Reason.DRAINING
         if not ctx.may_grant:
             return Reason.NOT_GRANTING
-        if part.request.prompt.weights in ctx.retired:
+        if part.request.prompt.weights != ctx.weights:
             return Reason.WEIGHTS_MISMATCH
         return None
 
