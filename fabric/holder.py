@@ -98,7 +98,7 @@ class HolderCore:
         self.graphs.release = self.leader.release
         self.weights_number = 0
         self.mode_number = 0
-        self._renewals: dict[str, tuple[str, Renew, dict[str, PartRenewed | None]]] = {}
+        self._renewals: dict[str, tuple[str, Renew, float, dict[str, PartRenewed | None]]] = {}
         self._routes: dict[type, Any] = {
             Acquire: self.leader.start,
             Renew: self._renew,
@@ -270,7 +270,7 @@ class HolderCore:
             self._renewed(client, message.request, renewed)
             return
         op = ctx.op()
-        self._renewals[op] = (client, message, {holder: None for holder, _ in record.mates})
+        self._renewals[op] = (client, message, ctx.now, {holder: None for holder, _ in record.mates})
         for holder, theirs in record.mates:
             ctx.send(holder, PartRenew(op, theirs, lease_s))
         ctx.wake_at(ctx.now + ctx.config.request_timeout_s, lambda: self._renewal_over(op))
@@ -302,30 +302,31 @@ class HolderCore:
 
     def _part_renewed(self, peer: str, message: PartRenewed) -> None:
         entry = self._renewals.get(message.op)
-        if entry is None or peer not in entry[2]:
+        if entry is None or peer not in entry[3]:
             return
-        entry[2][peer] = message
-        if all(entry[2].values()):
+        entry[3][peer] = message
+        if all(entry[3].values()):
             self._renewal_over(message.op)
 
     def _renewal_over(self, op: str) -> None:
-        """All ranks renewed, or the lease is over on all of them."""
+        """All ranks renewed, or the lease stays as it was; a rank that has it no more ends it on all of them.
+
+        The new deadline counts from when the ranks were asked: none of them ends its share before that.
+        """
         entry = self._renewals.pop(op, None)
         if entry is None:
             return
-        client, message, replies = entry
+        client, message, asked_s, replies = entry
         refusals = [Reason.HOLDER_LOST if r is None else r.refused for r in replies.values()]
         refused = next((r for r in refusals if r is not None), None)
         if refused is not None:
             record = self.ctx.leases.live.get(message.lease)
-            if record is not None and not record.graph:
+            if Reason.LEASE_EXPIRED in refusals and record is not None and not record.graph:
                 self.leader.release(message.lease)
             self.ctx.send(client, Renewed(message.request, refused, 0.0))
             return
         lease_s = min(message.lease_s, self.ctx.config.lease_s_max)
-        own = self.ctx.leases.renew(message.lease, self.ctx.now, lease_s, self.ctx.weights)
-        if not isinstance(own, Reason):
-            own = min(own, *(r.deadline_s for r in replies.values() if r is not None))
+        own = self.ctx.leases.renew(message.lease, self.ctx.now, lease_s, self.ctx.weights, asked_s)
         self._renewed(client, message.request, own)
 
     def _release(self, client: str, message: Release) -> None:

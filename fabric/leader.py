@@ -538,12 +538,12 @@ class Leader:
         op.plans = view.plan(tokens, revisions)
         op.replies = {}
         op.granted = {}
-        expires_s = self.ctx.now + self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
+        ttl_s = self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
         if op.request.wait_s:
             self._time_out(op, self._recovery_too_slow, max(op.wait_until_s - self.ctx.now, 0.0))
-        if op.due_s < expires_s and op.late is None:
+        if op.due_s < self.ctx.now + ttl_s and op.late is None:
             self._time_out(op, self._deadline_passed, max(op.due_s - self.ctx.now, 0.0))
-        self._time_out(op, self._parts_silent, expires_s - self.ctx.now)
+        self._time_out(op, self._parts_silent, ttl_s)
         for plan in op.plans:
             op.sources.update(fetch.source for fetch in plan.fetches)
             self.ctx.send(
@@ -557,7 +557,7 @@ class Leader:
                     plan.shards,
                     tuple(plan.local),
                     tuple(plan.fetches),
-                    expires_s,
+                    ttl_s,
                     dict(op.request.graphs).get(plan.holder, 0),
                     self._place_s(op) - self.ctx.now,
                 ),
@@ -657,9 +657,9 @@ class Leader:
         if record is not None:
             record.mates = tuple((h, g.lease) for h, g in op.granted.items() if h != self.ctx.config.holder)
         parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
-        deadline_s = min(g.deadline_s for g in op.granted.values())
+        # This holder granted as it asked the others to, on its own clock; none of theirs ends before.
         weights = op.request.prompt.weights
-        grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, deadline_s, weights, tuple(parts))
+        grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, own.deadline_s, weights, tuple(parts))
         self._finish(op, op.tokens, grant=grant)
 
     # --- reachability, without a lease ---------------------------------------------------------

@@ -100,8 +100,10 @@ class LeaseBook:
         self.live[record.lease] = record
         return record
 
-    def renew(self, lease: int, now: float, lease_s: float, weights: bytes) -> Reason | float:
-        """The new deadline, or why there is none.
+    def renew(
+        self, lease: int, now: float, lease_s: float, weights: bytes, since_s: float | None = None
+    ) -> Reason | float:
+        """The new deadline, ``lease_s`` from now (or from ``since_s``), or why there is none.
 
         Never an earlier one: a renewal that arrives late must not end what a later one promised.
         """
@@ -111,7 +113,7 @@ class LeaseBook:
         if record.weights != weights:
             return Reason.WEIGHTS_MISMATCH
         record.lease_s = max(record.lease_s, lease_s)
-        record.deadline_s = max(record.deadline_s, now + lease_s)
+        record.deadline_s = max(record.deadline_s, (now if since_s is None else since_s) + lease_s)
         return record.deadline_s
 
     def end(self, lease: int) -> LeaseRecord | None:

@@ -425,7 +425,7 @@ class PartOpen:
     shards: tuple[int, ...]
     local: tuple[Objects, ...]
     fetches: tuple[Fetch, ...]
-    expires_s: float
+    ttl_s: float
     graph_number: int = 0
     patience_s: float = 60.0
     """How soon restores for it should be over, from now; a higher priority makes it less, and it may be negative."""

@@ -119,7 +119,7 @@ class PartDesk:
             return
         part = Part(leader, message)
         self.open_parts[message.op] = part
-        part.expiry = self.ctx.wake_at(message.expires_s, lambda: self.let_go(message.op))
+        part.expiry = self.ctx.wake_at(self.ctx.now + message.ttl_s, lambda: self.let_go(message.op))
         to_restore = self._pin_local(part)
         to_fetch = self._plan_fetches(part)
         if part.refused is None:
