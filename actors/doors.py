@@ -52,6 +52,8 @@ class TransferDoor:
     unrestored: dict[int, frozenset[int]] = field(default_factory=dict)
     """Disk reads under way, by token: the slots whose objects cannot be restored."""
     loads: dict[tuple[int, int], int] = field(default_factory=dict)
+    failed: set[tuple[int, int]] = field(default_factory=set)
+    """(slot, version) of every load that met its fault: a retry into the same slot is the same load."""
 
     def inject(self, fault: str, times: int, load: tuple[int, int] | None) -> None:
         """The next ``times`` operations meet it. Raises FabricError for a fault that is none of memory's or links'."""
@@ -76,16 +78,17 @@ class TransferDoor:
         return left > 0
 
     def load_fails(self, slot: int) -> bool:
-        """Whether what is to be loaded into a slot cannot be; uses one failure up."""
+        """Whether what is to be loaded into a slot cannot be; the first try uses one failure up."""
         ctx = self.core.ctx
         obj = ctx.books.owner[slot]
         if obj is None:
             return False
         load = (obj.group, obj.position // ctx.model.groups[obj.group].unit_tokens - 1)
         left = self.loads.get(load, 0)
-        if left:
+        if left and (slot, obj.version) not in self.failed:
             self.loads[load] = left - 1
-        return left > 0
+            self.failed.add((slot, obj.version))
+        return (slot, obj.version) in self.failed
 
     def next(self, effect: StartTransfer, unreachable: AbstractSet[str]) -> Spoil:
         """What this transfer meets."""

@@ -118,6 +118,7 @@ class Holder(Service):
             verify_always=spec.verify == "always",
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
+            attempt_ttl_s=spec.attempt_ttl_s,
             disk_bytes_max=None if spec.disk is None else spec.disk.bytes_max,
         )
         self.core = HolderCore(config, spec.model, self.memory.arena, self.incarnation, setup["weights"])

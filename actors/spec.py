@@ -119,6 +119,7 @@ class FabricSpec(BaseModel):
     verify: Literal["headers", "always"] = "headers"
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
+    attempt_ttl_s: float = Field(default=300.0, gt=0)
 
     @model_validator(mode="after")
     def _names_are_groups(self) -> FabricSpec:

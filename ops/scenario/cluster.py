@@ -475,6 +475,7 @@ def _spec_of(story: Story, resources: dict[str, str], disk: Path) -> FabricSpec:
         transport=TransportSpec(links=("shared_memory", "tcp")),
         verify="always",
         lease_s_max=LEASE_S_MAX,
+        attempt_ttl_s=LEASE_S_MAX,
         testing=True,
     )
 
