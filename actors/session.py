@@ -433,6 +433,10 @@ class Session:
         reply = self._ask(message, ACQUIRE_TIMEOUT_S)
         return Explanation.of_answer(self.model, message, reply)
 
+    def request(self, tokens: Any, **key: Any) -> Acquire:
+        """The record of a plain acquire, for those who speak to a holder's handle or socket themselves."""
+        return self._acquire(self._keys(tokens, key))
+
     def _acquire(
         self,
         keys: PromptKeys,

@@ -71,6 +71,9 @@ class Life:
             "shards": [0],
             "directory": "directory:0",
             "weights": weights,
+            "clock_s": None,
+            "unreachable": [],
+            "slots": {},
         }
         script = Path(__file__).with_name("holder_process.py")
         self.process = subprocess.Popen(
