@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ..fabric import wire
 from ..fabric.arena import Arena
 from ..fabric.kinds import FabricError, Reason, WireError
-from ..fabric.leases import read_refusal
+from ..fabric.leases import LeasedSlots, read_refusal
 from ..fabric.messages import Done, LeaseGrant, LeasePart, Member, Release, Renew, Renewed
 from ..fabric.model import ModelSpec
 from ..transport.link import host_identity
@@ -116,6 +116,7 @@ class Lease:
         self._clients = dict(clients)
         self._node = node
         self._released = False
+        self._slots: dict[str, LeasedSlots] = {}
         self.deadline_s = grant.deadline_s
         pairs = [(part, clients[part.holder].arena) for part in grant.parts]
         self.views = Views(model, pairs)
@@ -153,7 +154,13 @@ class Lease:
         for part in grant.parts:
             client = self._clients[part.holder]
             parts.append((part, client.arena if client.alive else None))
-        return read_refusal(grant, self.deadline_s, parts, self._clock.now())
+        return read_refusal(grant, self.deadline_s, parts, self._clock.now(), self._unchanged)
+
+    def _unchanged(self, part: LeasePart, arena: Arena) -> bool:
+        slots = self._slots.get(part.holder)
+        if slots is None:
+            slots = self._slots[part.holder] = LeasedSlots(part)
+        return slots.unchanged(arena)
 
     @contextlib.contextmanager
     def read(self, group: str, shard: int | None = None) -> Iterator[GroupView]:

@@ -15,6 +15,7 @@ pages), then the slots; every slot begins on a page so that a writer's mapping c
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -52,6 +53,13 @@ SLOT_HEADER = np.dtype(
     ]
 )
 assert SLOT_HEADER.itemsize == 64
+STAMP = np.dtype("V12")
+STAMP_FIELDS = np.dtype([("version", "<u8"), ("state", "<u4")])
+"""How a slot's header begins."""
+
+_LIFE = struct.Struct("<QQ16s")
+_LIFE_OFFSET = 16
+"""Incarnation, grants_until_ns and weights in the arena's header."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -145,6 +153,10 @@ class Arena:
         self.states = self.table["state"]
         self.lengths = self.table["length"]
         self.checksums = self.table["checksum"]
+        self.stamps = np.ndarray(
+            (layout.slots,), STAMP, self.bytes.data, offset=layout.table_offset, strides=(SLOT_HEADER.itemsize,)
+        )
+        """Version and state of each slot as one value: what a reader compares."""
 
     def format(self, incarnation: int) -> None:
         """Write a fresh arena header; every slot is FREE at version 0."""
@@ -171,6 +183,11 @@ class Arena:
     @property
     def grants_until_ns(self) -> int:
         return int(self.header["grants_until_ns"][0])
+
+    def life(self) -> tuple[int, int, bytes]:
+        """Incarnation, grants_until_ns and weights as they are now: what a reader looks at before its slots."""
+        incarnation, grants_until_ns, weights = _LIFE.unpack_from(self.bytes.data, _LIFE_OFFSET)
+        return incarnation, grants_until_ns, weights
 
     def set_grants_until(self, now_plus_ns: int) -> None:
         """CLOCK_MONOTONIC nanoseconds until which this holder may grant and its readers may trust it."""

@@ -10,14 +10,14 @@ believes in its lease is never wrong about the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .arena import Arena, SlotState
+from .arena import STAMP_FIELDS, Arena, SlotState
 from .books import Books
 from .kinds import Reason
 from .messages import LeaseGrant, LeasePart, SlotRun
@@ -143,35 +143,70 @@ def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:
 
 
 def read_refusal(
-    grant: LeaseGrant, deadline_s: float, parts: Iterable[tuple[LeasePart, Arena | None]], now: float
+    grant: LeaseGrant,
+    deadline_s: float,
+    parts: Iterable[tuple[LeasePart, Arena | None]],
+    now: float,
+    unchanged: Callable[[LeasePart, Arena], bool] | None = None,
 ) -> Reason | None:
     """Why a reader may not trust its lease now; None if it may. No call, only shared memory.
 
     ``deadline_s`` is the grant's or that of the last renewal. ``parts``: each part with its holder's
     arena, None where the holder is known to be dead. In order: lease_expired, holder_lost,
     weights_mismatch, version_changed; who verifies always digests the bytes afterwards.
+    ``unchanged`` does what :func:`slots_unchanged` does, for who checks one lease many times.
     """
     if now >= deadline_s:
         return Reason.LEASE_EXPIRED
     checked = list(parts)
     now_ns = int(now * 1e9)
+    retired = False
     for part, arena in checked:
-        if arena is None or arena.incarnation != part.incarnation or now_ns > arena.grants_until_ns:
+        if arena is None:
             return Reason.HOLDER_LOST
-    for _, arena in checked:
-        if arena is not None and arena.weights != grant.weights:
-            return Reason.WEIGHTS_MISMATCH
+        incarnation, grants_until_ns, weights = arena.life()
+        if incarnation != part.incarnation or now_ns > grants_until_ns:
+            return Reason.HOLDER_LOST
+        retired = retired or weights != grant.weights
+    if retired:
+        return Reason.WEIGHTS_MISMATCH
     for part, arena in checked:
-        if arena is not None and not slots_unchanged(part, arena):
+        if arena is not None and not (unchanged or slots_unchanged)(part, arena):
             return Reason.VERSION_CHANGED
     return None
 
 
 def slots_unchanged(part: LeasePart, arena: Arena) -> bool:
     """Whether every leased slot still bears the leased version, sealed."""
-    return all(slots_stand(np.frombuffer(run.slots, dtype="<u4"), run.versions, arena) for run in part.slots)
+    return LeasedSlots(part).unchanged(arena)
+
+
+class LeasedSlots:
+    """A part's slots and what their headers must say, laid out once for many checks."""
+
+    __slots__ = ("_slots", "_stamps")
+
+    def __init__(self, part: LeasePart) -> None:
+        self._slots = np.frombuffer(b"".join(run.slots for run in part.slots), dtype="<u4").astype(np.intp)
+        self._stamps = stamps_of(b"".join(run.versions for run in part.slots))
+
+    def unchanged(self, arena: Arena) -> bool:
+        """Whether every slot still bears its version, sealed. About 1 us for 320 slots."""
+        return _stand(self._slots, self._stamps, arena)
 
 
 def slots_stand(slots: npt.NDArray[np.integer[Any]], versions: bytes, arena: Arena) -> bool:
     """Whether these slots bear these versions (uint64 each), sealed."""
-    return arena.versions[slots].tobytes() == versions and bool((arena.states[slots] == _SEALED).all())
+    return _stand(slots, stamps_of(versions), arena)
+
+
+def stamps_of(versions: bytes) -> bytes:
+    """What the headers of sealed slots of these versions (uint64 each) begin with."""
+    stamps = np.empty(len(versions) // 8, STAMP_FIELDS)
+    stamps["version"] = np.frombuffer(versions, dtype="<u8")
+    stamps["state"] = _SEALED
+    return stamps.tobytes()
+
+
+def _stand(slots: npt.NDArray[np.integer[Any]], stamps: bytes, arena: Arena) -> bool:
+    return bool(arena.stamps[slots].tobytes() == stamps)
