@@ -103,12 +103,12 @@ def _moved(outcome: Outcome) -> Table:
 
 def _faults(outcome: Outcome) -> Table:
     table = _table("One thing broken at a time, under the same tokens")
-    table.add_column("what is wrong", ratio=5)
+    table.add_column("what is wrong", ratio=1)
     table.add_column("tokens\nalone\npromise", justify="right")
     table.add_column("fabric\ngrants", justify="right")
-    table.add_column("because", ratio=7)
+    table.add_column("because", ratio=1)
     table.add_column("output")
-    table.add_column(f"wrong of\n{outcome.decode_tokens} if\nreused\nblindly", justify="right")
+    table.add_column(f"wrong\nof {outcome.decode_tokens}\nblindly", justify="right")
     for fault in outcome.faults:
         table.add_row(
             escape(fault.words),

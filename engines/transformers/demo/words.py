@@ -6,21 +6,21 @@ from ....fabric.kinds import Cause, Form, Reason, Status
 from ....fabric.model import ModelSpec
 
 _WORDS: dict[Reason, str] = {
-    Reason.NOT_STORED: "a block of the history was never stored",
-    Reason.EVICTED: "a block of the history was evicted",
+    Reason.NOT_STORED: "a block of it was never stored",
+    Reason.EVICTED: "a block of it was evicted",
     Reason.BLOCK_INCOMPLETE: "some shards of a block are missing",
     Reason.OFF_GRID: "what matches ends between two positions that every group can resume at",
-    Reason.WINDOW_INCOMPLETE: "not every row of the window is there",
-    Reason.SNAPSHOT_ABSENT: "its state at exactly this position is not there",
+    Reason.WINDOW_INCOMPLETE: "rows of the window are missing",
+    Reason.SNAPSHOT_ABSENT: "no state of exactly this position",
     Reason.TAIL_GAP: "the raw tokens behind the last compressed entry are missing or not joined to it",
-    Reason.INDEX_ABSENT: "index keys are missing for blocks that the history has",
+    Reason.INDEX_ABSENT: "no index keys for blocks that the history has",
     Reason.INDEX_STALE: "index keys bear another revision than the blocks they index",
     Reason.RESTORE_PENDING: "it lies on disk and is not restored yet",
     Reason.RESTORE_FAILED: "it could not be restored from disk",
     Reason.DISK_UNAVAILABLE: "there is no disk tier",
     Reason.DISK_FULL: "the disk is full",
-    Reason.ABI_MISMATCH: "it was written in another layout than this reader's kernel reads",
-    Reason.MISALIGNED: "it was written under a weaker alignment than this reader needs",
+    Reason.ABI_MISMATCH: "written in another layout than the reader's",
+    Reason.MISALIGNED: "written under a weaker alignment than the reader needs",
     Reason.CHECKSUM_MISMATCH: "its bytes are not those that were stored",
     Reason.WEIGHTS_MISMATCH: "it was made by other weights",
     Reason.VERSION_CHANGED: "its slot changed while it was read",
@@ -41,9 +41,9 @@ _WORDS: dict[Reason, str] = {
 }
 
 _SNAPSHOT_ABSENT: dict[str, str] = {
-    "uncompressed_tail": "no tail of exactly this position is there",
-    "compressed_history": "no recurrent state of exactly this position is there",
-    "sliding_window": "no window of exactly this position is there",
+    "uncompressed_tail": "no tail of exactly this position",
+    "compressed_history": "no recurrent state of exactly this position",
+    "sliding_window": "no window of exactly this position",
 }
 
 
