@@ -22,6 +22,7 @@ from .index import ChainIndex, IndexLimits
 from .messages import (
     DumpPart,
     EventBatch,
+    EventRun,
     EventsSeen,
     Found,
     Heartbeat,
@@ -108,6 +109,8 @@ class DirectoryCore:
         self.fences: dict[str, int] = {}
         """The least incarnation of each holder that may still speak."""
         self.index = ChainIndex(self.config.limits)
+        self._maps: list[Router] = []
+        """Maps told since segments of other shards began to be let go."""
         self._waiting: list[_Waiting] = []
         self._effects: list[Effect] = []
         self._now = 0.0
@@ -176,7 +179,7 @@ class DirectoryCore:
 
     def _batch(self, sender: str, message: EventBatch) -> None:
         stream = self._stream(message.holder, message.incarnation)
-        if stream is None:
+        if stream is None or message.map_epoch > self.router.map.epoch:
             return
         if message.seq > stream.seq and (stream.known or message.seq == 1):
             stream.early[message.seq] = message
@@ -191,7 +194,7 @@ class DirectoryCore:
         while (batch := stream.early.pop(stream.seq + 1, None)) is not None:
             stream.known = True
             stream.seq, stream.mark = batch.seq, max(stream.mark, batch.mark)
-            stream.applied += self.index.apply(stream.life, batch.runs)
+            stream.applied += self.index.apply(stream.life, self._owned(batch.runs, batch.map_epoch))
         for seq in sorted(stream.early)[EARLY_MAX:]:
             del stream.early[seq]
         if stream.early:
@@ -228,7 +231,7 @@ class DirectoryCore:
 
     def _dump(self, sender: str, message: DumpPart) -> None:
         stream = self._stream(message.holder, message.incarnation)
-        if stream is None:
+        if stream is None or message.map_epoch > self.router.map.epoch:
             return
         dump = stream.dump
         if message.seq > stream.seq and (dump is None or message.seq > dump.seq) and message.part == 0:
@@ -236,7 +239,7 @@ class DirectoryCore:
                 self.index.end_life(dump.life)
             dump = stream.dump = DumpIn(message.seq, self.index.begin_life())
         if dump is not None and message.seq == dump.seq and message.part == dump.part:
-            stream.applied += self.index.apply(dump.life, message.runs)
+            stream.applied += self.index.apply(dump.life, self._owned(message.runs, message.map_epoch))
             dump.part += 1
             if message.last:
                 self._dump_whole(message, stream, dump)
@@ -270,8 +273,32 @@ class DirectoryCore:
     # --- shards --------------------------------------------------------------------------------
 
     def _told_map(self, message: ShardMap) -> None:
-        if self.router.update(message):
-            self.index.shed(self._owns)
+        before = self.router.map.epoch
+        if not self.router.update(message):
+            return
+        if message.epoch > before + 1:
+            # Segments may have gone and come back by maps not known here, with changes told elsewhere.
+            self._start_over()
+            return
+        if not self.index.shedding:
+            self._maps.clear()
+        self._maps.append(Router(message))
+        self.index.shed(lambda anchor: all(router.owner(anchor) == self.name for router in self._maps))
+
+    def _start_over(self) -> None:
+        """Forget all and ask every holder for all it has."""
+        for holder, stream in list(self.streams.items()):
+            self._end(holder)
+            life = self.index.begin_life()
+            self.index.show(life, holder, stream.incarnation)
+            self.streams[holder] = Stream(stream.incarnation, life)
+            self._send(holder, EventsSeen(self.name, self.epoch, stream.incarnation, 0, True))
+
+    def _owned(self, runs: Iterable[EventRun], map_epoch: int) -> Iterable[EventRun]:
+        """Those of a batch's runs that are this shard's by its own map."""
+        if map_epoch == self.router.map.epoch:
+            return runs
+        return [run for run in runs if self._owns(run.anchor)]
 
     def _owns(self, anchor: bytes) -> bool:
         return self.router.owner(anchor) == self.name
@@ -313,7 +340,7 @@ class DirectoryCore:
         return Found(
             message.op,
             self.epoch,
-            message.map_epoch,
+            message.ask,
             stripes,
             evicted,
             self._stale({stripe.holder for stripe in stripes}),

@@ -73,6 +73,8 @@ class EventDesk:
         self._moving: Iterator[Obj] | None = None
         self._owners_before: Router | None = None
         self._left = 0
+        self._seqs: dict[str, int] = {}
+        """Where the streams to shards that are none now ended."""
 
     @property
     def seq(self) -> int:
@@ -128,7 +130,8 @@ class EventDesk:
             taken = [pending.popitem(last=False)[1] for _ in range(count)]
             stream.seq += 1
             runs = tuple(_runs(taken, self._unit))
-            batch = EventBatch(ctx.config.holder, ctx.incarnation, stream.seq, self._told_up_to(stream), runs)
+            mark, map_epoch = self._told_up_to(stream), ctx.router.map.epoch
+            batch = EventBatch(ctx.config.holder, ctx.incarnation, stream.seq, mark, runs, map_epoch)
             stream.unacked[stream.seq] = batch
             ctx.send(stream.shard, batch)
 
@@ -181,7 +184,15 @@ class EventDesk:
             return
         shards = self.ctx.router.shards
         lost = [stream for shard, stream in self.streams.items() if shard not in shards]
-        self.streams = {shard: self.streams.get(shard) or ShardStream(shard) for shard in shards}
+        for stream in lost:
+            # A shard that comes back must not take what it has not seen for what it has.
+            self._seqs[stream.shard] = stream.seq
+        self.streams = {s: self.streams.get(s) or ShardStream(s, self._seqs.pop(s, 0)) for s in shards}
+        if self._moving is not None or message.epoch > before.map.epoch + 1:
+            # What was moved by a map not known here, or only in part, is told anew as a whole.
+            self._moving = self._owners_before = None
+            self.dump()
+            return
         for stream in lost:
             for pending in stream.pending.values():
                 self._put(Change(pending.obj, pending.gone, pending.evicted))
@@ -248,6 +259,7 @@ class EventDesk:
                     dump.sent,
                     last,
                     tuple(_runs(visible, self._unit)),
+                    ctx.router.map.epoch,
                 ),
             )
             dump.sent += 1

@@ -380,6 +380,11 @@ class ChainIndex:
         """Let go, in small steps of :meth:`sweep`, of every segment whose anchor is not owned any more."""
         self._owned, self._broom = owned, None
 
+    @property
+    def shedding(self) -> bool:
+        """Whether some segments that are not owned may still be there."""
+        return self._owned is not None
+
     def sweep(self) -> bool:
         """Sweep ended lives and segments of other shards out, a few segments a step; True while there is more to do."""
         if self._broom is None:

@@ -56,6 +56,8 @@ WORKING = "working"
 WAITING = "waiting"
 IN_LINE = "in line to restore"
 DONE = "done"
+ASKS_MAX = 1024
+"""Questions to directory shards for one acquire, those to where segments moved included."""
 
 
 @dataclass(slots=True)
@@ -71,8 +73,9 @@ class AcquireOp:
     rounds: int = 0
     asked: set[str] = field(default_factory=set)
     directory_asked: bool = False
-    shards_awaited: set[tuple[str, int]] = field(default_factory=set)
-    """Directory shards that were asked, each with the epoch of the map it was asked by."""
+    asks: int = 0
+    shards_awaited: dict[int, str] = field(default_factory=dict)
+    """Directory shards that have not answered, by the number of the question."""
     tokens: int = 0
     limited: tuple[int, Reason] | None = None
     pending_restore: bool = False
@@ -263,8 +266,9 @@ class Leader:
         """Ask every shard that answers for a part of the prompt, all at once."""
         lookups = router.lookups(op.op, op.request.prompt, op.request.marks, only)
         for shard, lookup in lookups.items():
-            op.shards_awaited.add((shard, lookup.map_epoch))
-            self.ctx.send(shard, lookup)
+            op.asks += 1
+            op.shards_awaited[op.asks] = shard
+            self.ctx.send(shard, replace(lookup, ask=op.asks))
         if not op.shards_awaited:
             self._directory_known(op)
 
@@ -273,15 +277,14 @@ class Leader:
     def found(self, peer: str, message: Found) -> None:
         """One shard's answer; what moved to another shard meanwhile is asked for there."""
         op = self.ops.get(message.op)
-        key = (peer, message.map_epoch)
-        if op is None or key not in op.shards_awaited:
+        if op is None or op.shards_awaited.get(message.ask) != peer:
             return
-        op.shards_awaited.discard(key)
+        del op.shards_awaited[message.ask]
         op.view.hints.learn(message)
         for group, bits in message.evicted:
             op.view.evicted[group] = op.view.evicted.get(group, 0) | bits
         op.view.unreachable.update(set(message.stale).difference(op.view.readers))
-        if message.map is not None and message.map.epoch > message.map_epoch and message.map.shards:
+        if message.map is not None and message.map.shards and op.asks < ASKS_MAX:
             self.ctx.send(self.ctx.config.holder, message.map)
             self._ask_shards(op, Router(message.map), message.moved)
         elif not op.shards_awaited:
@@ -300,9 +303,10 @@ class Leader:
 
     def _directory_silent(self, op: AcquireOp, shard: str | None = None) -> None:
         """A shard (or every one that was awaited) does not answer: its segments are not known."""
-        silent = {key for key in op.shards_awaited if shard is None or key[0] == shard}
+        silent = [ask for ask, asked in op.shards_awaited.items() if shard in (None, asked)]
+        for ask in silent:
+            del op.shards_awaited[ask]
         if silent:
-            op.shards_awaited -= silent
             op.view.directory_known = False
             if not op.shards_awaited:
                 self._directory_known(op)

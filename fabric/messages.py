@@ -642,7 +642,8 @@ class EventRun:
 class EventBatch:
     """Events of one holder's life in order; ``seq`` numbers the batch.
 
-    ``mark``: every change up to this number of the holder's own count has been told.
+    ``mark``: every change up to this number of the holder's own count has been told. ``map_epoch``:
+    the shard map by which this shard was chosen.
     """
 
     holder: str
@@ -650,6 +651,7 @@ class EventBatch:
     seq: int
     mark: int
     runs: tuple[EventRun, ...]
+    map_epoch: int = 0
 
 
 @record(41)
@@ -664,6 +666,7 @@ class DumpPart:
     part: int
     last: bool
     runs: tuple[EventRun, ...]
+    map_epoch: int = 0
 
 
 @record(42)
@@ -728,12 +731,17 @@ class Strip:
 @record(43)
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Who has what of a prompt's segments? ``map_epoch``: the shard map by which this shard was chosen."""
+    """Who has what of a prompt's segments?
+
+    ``map_epoch``: the shard map by which this shard was chosen. ``ask`` numbers the questions of one
+    exchange; the answer bears it.
+    """
 
     op: str
     map_epoch: int
     strips: tuple[Strip, ...]
     marks: tuple[Mark, ...] = ()
+    ask: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -767,12 +775,12 @@ class Found:
 
     ``stale``: holders whose events have been missing for long: what is said of them is not trusted.
     ``behind``: a holder's mark was not reached in time. ``moved``: (unit, first index) of segments
-    that another shard answers for, by the newer ``map``. ``map_epoch`` is the question's.
+    that another shard answers for, by the newer ``map``. ``ask`` is the question's.
     """
 
     op: str
     epoch: int
-    map_epoch: int
+    ask: int
     stripes: tuple[Stripe, ...]
     evicted: tuple[tuple[int, Bits], ...]
     stale: tuple[str, ...] = ()
