@@ -13,6 +13,7 @@ releases it, for all its readers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -26,7 +27,7 @@ from ..fabric import wire
 from ..fabric.arena import Arena
 from ..fabric.kinds import FabricError, Reason, WireError
 from ..fabric.leases import LeasedSlots, read_refusal
-from ..fabric.messages import Done, LeaseGrant, LeasePart, Member, Release, Renew, Renewed
+from ..fabric.messages import Done, LeaseGrant, LeasePart, Member, Release, Renew, Renewed, SlotRun
 from ..fabric.model import ModelSpec
 from ..transport.link import host_identity
 from .client import HolderClient, HolderLost, request_id
@@ -51,18 +52,22 @@ class LeaseRefused(FabricError):
 class GroupView(Mapping[int, Bytes]):
     """One group's leased objects of one shard: index -> uint8 array of shape (length,), read-only."""
 
-    def __init__(self, arena: Arena, indices: tuple[int, ...], slots: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, arena: Arena, run: SlotRun) -> None:
         self._arena = arena
-        self._slots: dict[int, int] = dict(zip(indices, slots.tolist(), strict=True))
+        self._run = run
+
+    @functools.cached_property
+    def _slots(self) -> dict[int, int]:
+        return dict(zip(self._run.indices, np.frombuffer(self._run.slots, dtype="<u4").tolist(), strict=True))
 
     def __getitem__(self, index: int) -> Bytes:
         return self._arena.content(self._slots[index])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._slots)
+        return iter(self._run.indices)
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._run.indices)
 
     def slot(self, index: int) -> int:
         """The slot that bears an object: constant over the whole lease."""
@@ -76,8 +81,7 @@ class Views(Mapping[str, GroupView]):
         self._views: dict[tuple[str, int], GroupView] = {}
         for part, arena in parts:
             for run in part.slots:
-                slots = np.frombuffer(run.slots, dtype="<u4")
-                self._views[model.groups[run.group].name, run.shard] = GroupView(arena, run.indices, slots)
+                self._views[model.groups[run.group].name, run.shard] = GroupView(arena, run)
 
     def of(self, group: str, shard: int) -> GroupView:
         """Raises KeyError for a group that nothing is leased of."""

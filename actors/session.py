@@ -117,6 +117,8 @@ class Session:
         self._resolved_s = time.monotonic()
         # What this process runs does not change because the fabric's weights do: it would publish old state as new.
         self._weights = weights_revision or self._info.weights
+        self._weights_digest = weights_digest16(self._weights)
+        self._abis = tuple(self._passport_of(group.name).abi() for group in self.model.groups)
         self._readers: tuple[str, ...] = ()
         self._pick()
 
@@ -137,7 +139,7 @@ class Session:
     @property
     def abis(self) -> tuple[Abi, ...]:
         """The ABI this session reads and writes, a group."""
-        return tuple(self._passport_of(group.name).abi() for group in self.model.groups)
+        return self._abis
 
     def _passport_of(self, group: str) -> AbiPassport:
         if isinstance(self._passport, AbiPassport):
@@ -192,7 +194,15 @@ class Session:
 
     # --- prompts -------------------------------------------------------------------------------
 
+    def keys(self, tokens: Any, **key: Any) -> PromptKeys:
+        """A prompt's digests, computed once: every call takes them in the place of tokens and of KEY."""
+        return self._keys(tokens, key)
+
     def _keys(self, tokens: Any, key: Mapping[str, Any]) -> PromptKeys:
+        if isinstance(tokens, PromptKeys):
+            if key or tokens.model != self.model or tokens.namespace.weights != self._weights:
+                raise FabricError("tokens: these digests are of another model or weights, or KEY is given twice")
+            return tokens
         known = {"tenant", "salt", "adapter", "extra"}
         for name in key:
             if name not in known:
@@ -211,8 +221,7 @@ class Session:
 
     def _prompt(self, keys: PromptKeys) -> Prompt:
         units = tuple((unit, keys.keys(unit)) for unit in self.model.units_tokens)
-        weights = weights_digest16(keys.namespace.weights)
-        return Prompt(keys.namespace.digest(), weights, keys.namespace.tenant, len(keys), units)
+        return Prompt(keys.namespace_digest, self._weights_digest, keys.namespace.tenant, len(keys), units)
 
     # --- storing -------------------------------------------------------------------------------
 
@@ -292,7 +301,7 @@ class Session:
             limit = len(keys) // spec.unit_tokens
             if indices and not (indices[0] >= 0 and indices[-1] < limit):
                 raise FabricError(f"objects.{name}: index {indices[-1]} lies outside the prompt's {limit} objects")
-            abi = self._passport_of(name).abi()
+            abi = self._abis[group]
             items.append(StoreItem(self._objects(keys, group, shard, indices), revision, spec.block_bytes, abi))
         message = StoreBegin(request_id(), self._prompt(keys), tuple(items), retire, replace)
 
@@ -469,7 +478,7 @@ class Session:
         def ask() -> WireAnswer:
             if "" in self._readers:
                 raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
-            to_them = replace(message, readers=self._readers)
+            to_them = message if message.readers == self._readers else replace(message, readers=self._readers)
             leader = self._client(self._readers[0])
             if message.graph:  # its connection's end is the proof that this process replays no graph any more
                 return leader.call(to_them, WireAnswer, timeout_s)

@@ -157,6 +157,11 @@ class PromptKeys:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def namespace_digest(self) -> bytes:
+        """32 bytes that name the namespace."""
+        return self._key
+
     def at(self, position: int) -> Digest:
         """Digest of the first ``position`` tokens, 0 < position <= n."""
         links, rest = divmod(position, self._step)

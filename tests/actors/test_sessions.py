@@ -270,3 +270,16 @@ def test_a_session_answers_while_its_holder_is_away_and_uses_the_next_one(fabric
     assert lease is not None
     with lease:
         assert wrong_bytes(lease, session.model, prompt("after")) == []
+
+
+def test_digests_computed_once_stand_for_the_prompt(session: Session) -> None:
+    tokens = prompt("digests at hand")
+    keys = session.keys(tokens, tenant="a")
+    assert session.publish(keys, objects(session.model, tokens)).ok
+    assert session.probe(tokens, tenant="a").tokens == 64
+    assert session.probe(keys).tokens == 64
+    assert session.probe(tokens).status is Status.MISS
+    with pytest.raises(FabricError, match="KEY is given twice"):
+        session.probe(keys, tenant="a")
+    with kvfabric.connect(weights_revision="v9") as other, pytest.raises(FabricError, match="another model or weights"):
+        other.probe(keys)
