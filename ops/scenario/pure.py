@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,24 +28,22 @@ from ...fabric.effects import (
     DiskWritten,
     Effect,
     Event,
-    Moved,
     ReadExtent,
     Received,
-    Restored,
     Send,
     StartTransfer,
     Tick,
     TransferDone,
-    TransferFault,
     Undeliverable,
     WriteExtent,
 )
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
-from ...fabric.kinds import ProtocolError, Reason
+from ...fabric.kinds import ProtocolError
 from ...fabric.messages import EventsSeen, GrantUntil, HolderGone, SetWeights, StoreBegin, StoreBegun
 from ...fabric.model import ModelSpec
-from .faults import Disk, Faults, damage
+from .faults import Faults
+from .machine import Life, Place
 from .story import DIRECTORY, Fault, How, Story, Where
 from .world import Books, Hung, Seat, Victim, seats_of, slots_needed
 
@@ -80,29 +77,6 @@ class Reply:
         return self.value
 
 
-@dataclass(slots=True, eq=False)
-class Life:
-    """One holder's life: its core and its memory."""
-
-    node: str
-    core: HolderCore
-    arena: Arena
-    incarnation: int
-    failed_loads: set[tuple[int, int]] = field(default_factory=set)
-    """(slot, version) of every load that met its fault."""
-
-
-@dataclass(slots=True)
-class Place:
-    """What of a holder outlives its lives: seat, pools, disk, count of lives."""
-
-    node: str
-    seat: Seat
-    layout: ArenaLayout
-    disk: Disk = field(default_factory=Disk)
-    incarnation: int = 0
-
-
 class PureWorld:
     """Implements ``World`` on the pure core."""
 
@@ -134,7 +108,7 @@ class PureWorld:
                     for g, group in enumerate(self.model.groups)
                     for s in seat.shards
                 ]
-                self._places[seat.holder] = Place(node, seat, ArenaLayout(pools))
+                self._places[seat.holder] = Place(node, seat, ArenaLayout(pools), self._faults[node])
         self._start_directory()
         for holder in self._places:
             self._start_holder(holder)
@@ -321,86 +295,24 @@ class PureWorld:
             return
         match effect:
             case StartTransfer():
-                self._transfer(holder, life, effect)
+                source = self._lives.get(effect.source)
+                if source is not None and not self._reachable(life.node, source.node):
+                    source = None
+                moved, late = life.transfer(effect, source)
+                self._later(holder, TransferDone(effect.token, moved))
+                if late:
+                    self._queue.append(partial(life.land, late))
             case DigestSlots():
                 checksums = tuple(xxhash.xxh3_128_digest(life.arena.content(slot).data) for slot in effect.slots)
                 self._later(holder, Digested(effect.token, checksums))
             case WriteExtent():
-                self._later(holder, DiskWritten(effect.token, self._write_extent(life, self._places[holder], effect)))
+                self._later(holder, DiskWritten(effect.token, life.write_extent(effect)))
             case ReadExtent():
-                self._later(holder, DiskRead(effect.token, self._read_extent(life, self._places[holder], effect)))
+                self._later(holder, DiskRead(effect.token, life.read_extent(effect)))
             case DeleteExtent():
-                self._places[holder].disk.delete(effect.extent)
+                life.place.disk.delete(effect.extent)
             case _:
                 raise ProtocolError(f"the scenario world does not know the effect {type(effect).__name__}")
-
-    def _transfer(self, holder: str, life: Life, effect: StartTransfer) -> None:
-        faults = self._faults[life.node]
-        source = self._lives.get(effect.source)
-        fault: TransferFault | None = None
-        if source is None or source.incarnation != effect.incarnation or not self._reachable(life.node, source.node):
-            fault = TransferFault.PEER_LOST
-        elif faults.meets(Fault.TRANSFER_FAIL):
-            fault = TransferFault.FAILED
-        torn = fault is None and faults.meets(Fault.TRANSFER_TORN)
-        early = fault is None and not torn and faults.meets(Fault.NOTIFY_EARLY)
-        moved = []
-        late: list[tuple[int, bytes]] = []
-        for pair in effect.pairs:
-            if fault is not None or self._load_fails(life, pair.slot):
-                moved.append(Moved(pair.slot, None, fault or TransferFault.FAILED))
-                continue
-            assert source is not None
-            data = source.arena.payload(pair.source_slot)[: pair.length].tobytes()
-            here = life.arena.payload(pair.slot)[: pair.length]
-            if early:
-                late.append((pair.slot, data))
-            else:
-                landed = len(data) // 2 if torn else len(data)
-                here[:landed] = np.frombuffer(data[:landed], dtype=np.uint8)
-            moved.append(Moved(pair.slot, xxhash.xxh3_128_digest(here.data)))
-        self._later(holder, TransferDone(effect.token, tuple(moved)))
-        if late:
-            self._queue.append(partial(self._land, life, late))
-
-    def _land(self, life: Life, late: list[tuple[int, bytes]]) -> None:
-        """Bytes that arrive after their transfer was said to be over."""
-        for slot, data in late:
-            life.arena.payload(slot)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-
-    def _load_fails(self, life: Life, slot: int) -> bool:
-        """Whether this load meets its fault. A retry into the same slot is the same load and fails as well."""
-        obj = life.core.ctx.books.owner[slot]
-        if obj is None:
-            return False
-        load = (slot, obj.version)
-        index = obj.position // self.model.groups[obj.group].unit_tokens - 1
-        if load not in life.failed_loads and self._faults[life.node].load_fails(obj.group, index):
-            life.failed_loads.add(load)
-        return load in life.failed_loads
-
-    def _write_extent(self, life: Life, place: Place, effect: WriteExtent) -> Reason | None:
-        faults = self._faults[life.node]
-        if faults.meets(Fault.DISK_OPEN_FAILS):
-            return Reason.DISK_UNAVAILABLE
-        if faults.meets(Fault.DISK_FULL):
-            return Reason.DISK_FULL
-        data = [bytearray(life.arena.content(slot)) for slot in effect.slots]
-        place.disk.write(effect.extent, effect.entries, data, torn=faults.meets(Fault.DISK_TORN_WRITE))
-        return None
-
-    def _read_extent(self, life: Life, place: Place, effect: ReadExtent) -> tuple[Restored, ...]:
-        if self._faults[life.node].meets(Fault.DISK_OPEN_FAILS):
-            return tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
-        restored = []
-        for extent, entry, slot in effect.reads:
-            data = place.disk.read(extent, entry)
-            if data is None or self._load_fails(life, slot):
-                restored.append(Restored(slot, None, Reason.RESTORE_FAILED))
-                continue
-            life.arena.payload(slot)[: len(data)] = np.frombuffer(bytes(data), dtype=np.uint8)
-            restored.append(Restored(slot, xxhash.xxh3_128_digest(data)))
-        return tuple(restored)
 
     # --- memory --------------------------------------------------------------------------------
 
@@ -433,7 +345,7 @@ class PureWorld:
             attempt_ttl_s=PATIENCE_S,
         )
         core = HolderCore(config, self.model, arena, place.incarnation, weights_digest16(self._weights))
-        self._lives[holder] = Life(place.node, core, arena, place.incarnation)
+        self._lives[holder] = Life(place, core, arena, place.incarnation)
         self._renew(holder)
         if self._retired:
             self._post(SUPERVISOR, holder, self._weights_record())
@@ -500,22 +412,14 @@ class PureWorld:
             life = self._lives.get(seat.holder)
             if life is None or where is Where.DISK:
                 continue
-            for slot, obj in enumerate(life.core.ctx.books.owner):
-                if obj is not None and obj.group == victim.group and obj.digest == victim.digest:
-                    payload = life.arena.payload(slot)[: obj.length]
-                    payload[:] = np.frombuffer(damage(payload.tobytes(), how), dtype=np.uint8)
+            life.corrupt(victim, how)
 
     async def books(self) -> Books:
         books = Books()
         metrics = Counter(self._counters)
         for life in self._lives.values():
             metrics.update(life.core.ctx.counters)
-            kept = life.core.ctx.books
-            books.pins += sum(1 for obj in kept.owner if obj is not None and obj.pins)
-            for pool in kept.pools.values():
-                slots = range(pool.first, pool.first + pool.slots)
-                accounted = set(pool.free) | {s for s in slots if (o := kept.owner[s]) is not None and o.slot == s}
-                books.slots_lost += pool.slots - len(accounted)
+            life.count(books)
         books.metrics = dict(metrics)
         return books
 

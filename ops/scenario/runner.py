@@ -8,9 +8,10 @@ from typing import Any
 
 from ...fabric.kinds import ProtocolError
 from . import story as words
+from .ledger import WrongBytes
 from .pure import PureWorld
 from .story import Step, Story
-from .verbs import Got, Verbs, WrongBytes
+from .verbs import Got, Verbs
 from .world import Hung, World
 
 MARGIN_S = 3600.0

@@ -1,8 +1,7 @@
 """The verbs of a scenario, as a client of the fabric: the same for every world.
 
 A verb answers a plain dictionary in the format's words: ``{"ok": True}``, ``{"refused": reason}``,
-or the answer to an ``acquire`` or ``probe``. Bytes that a granted lease shows and nobody stored
-raise :class:`WrongBytes`: that is never an answer.
+or the answer to an ``acquire`` or ``probe``.
 """
 
 from __future__ import annotations
@@ -11,25 +10,19 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import xxhash
 
-from ...fabric.arena import Arena
 from ...fabric.books import split
 from ...fabric.explanation import Explanation
 from ...fabric.identity import PromptKeys
 from ...fabric.kinds import Cause, FabricError, Reason, Status, cause_of
-from ...fabric.leases import read_refusal, slots_unchanged
 from ...fabric.messages import (
     Acquire,
     Answer,
     Drop,
-    LeaseGrant,
-    LeasePart,
     Objects,
     Release,
     Renew,
-    SlotRun,
     StoreAbort,
     StoreBegin,
     StoreBegun,
@@ -40,9 +33,9 @@ from ...fabric.messages import (
     SwapOut,
 )
 from ...fabric.passport import Abi, AbiPassport
-from ...fabric.rules import needs
 from . import story as words
-from .content import Stamp, changed_passport, content_of, default_passport, keys_of, prompt_of
+from .content import changed_passport, content_of, default_passport, keys_of, prompt_of
+from .ledger import HeldLease, Ledger, digest_of, slots_of
 from .objects import Picked, extended, selected, stored
 from .story import Step, Story
 from .world import Seat, Victim, World
@@ -51,23 +44,6 @@ Got = dict[str, Any]
 OK: Got = {"ok": True}
 PROBE_LEASE_S = 30.0
 """What a probe says it would lease for: it binds none."""
-
-
-class WrongBytes(Exception):
-    """A granted lease shows bytes that were not stored under its name, or lacks some it owes."""
-
-
-@dataclass(slots=True)
-class HeldLease:
-    """One named lease, as its reader holds it."""
-
-    node: str
-    leader: str
-    keys: PromptKeys
-    grant: LeaseGrant
-    lease_s: float
-    deadline_s: float
-    released: bool = False
 
 
 @dataclass(slots=True)
@@ -92,12 +68,12 @@ class Verbs:
     passports: dict[tuple[str, int], AbiPassport] = field(default_factory=dict)
     leases: dict[str, HeldLease] = field(default_factory=dict)
     attempts: dict[str, OpenAttempt] = field(default_factory=dict)
-    published: dict[tuple[int, int, bytes], set[Stamp]] = field(default_factory=dict)
-    """(group, shard, digest) -> (revision, layout fingerprint) of everything ever committed."""
+    ledger: Ledger = field(init=False)
     tokens_max: int = 0
     _requests: int = 0
 
     def __post_init__(self) -> None:
+        self.ledger = Ledger(self.world.model)
         self.weights = self.story.model.weights
         for step in self.story.each_step():
             tokens = getattr(step.args, "tokens", None)
@@ -207,10 +183,10 @@ class Verbs:
         return _first(refusals)
 
     def _contents(self, attempt: OpenAttempt, begun: StoreBegun) -> Iterator[bytes]:
-        for run, index, _ in _slots(begun.slots):
+        for run, index, _ in slots_of(begun.slots):
             group = self.world.model.groups[run.group]
             yield content_of(
-                _digest(attempt.keys, group.unit_tokens, index),
+                digest_of(attempt.keys, group.unit_tokens, index),
                 run.group,
                 run.shard,
                 (attempt.revisions[run.group], attempt.fingerprints[run.group]),
@@ -218,10 +194,9 @@ class Verbs:
             )
 
     def _note_published(self, attempt: OpenAttempt, begun: StoreBegun) -> None:
-        for run, index, _ in _slots(begun.slots):
-            digest = _digest(attempt.keys, self.world.model.groups[run.group].unit_tokens, index)
+        for run, index, _ in slots_of(begun.slots):
             stamp = (attempt.revisions[run.group], attempt.fingerprints[run.group])
-            self.published.setdefault((run.group, run.shard, digest), set()).add(stamp)
+            self.ledger.note(attempt.keys, run, index, stamp)
 
     # --- memory and disk -----------------------------------------------------------------------
 
@@ -271,7 +246,7 @@ class Verbs:
         group = self.world.model.group(args.group)
         index = args.block if args.block is not None else (args.position or 0) // group.unit_tokens - 1
         keys = keys_of(self.world.model, args, (index + 1) * group.unit_tokens, self.weights)
-        victim = Victim(self.world.model.index_of(args.group), index, _digest(keys, group.unit_tokens, index))
+        victim = Victim(self.world.model.index_of(args.group), index, digest_of(keys, group.unit_tokens, index))
         await self.world.corrupt(args.at, victim, args.how, args.where)
         return OK
 
@@ -331,65 +306,10 @@ class Verbs:
         lease = self.leases.get(args.lease)
         if lease is None or lease.released:
             return _refused(Reason.LEASE_EXPIRED)
-        grant = lease.grant
-        parts = [(part, self.world.arena(part.holder)) for part in grant.parts]
-        refused = read_refusal(grant, lease.deadline_s, parts, self.world.now(lease.node))
-        if refused is not None:
-            return _refused(refused)
+        arenas = {part.holder: self.world.arena(part.holder) for part in lease.grant.parts}
         only = None if args.group is None else self.world.model.index_of(args.group)
-        damaged = False
-        for part, arena in parts:
-            assert arena is not None
-            damaged |= self._read_part(lease, part, arena, only)
-            if not slots_unchanged(part, arena):
-                return _refused(Reason.VERSION_CHANGED)
-        self._covers(lease, [part for part, _ in parts])
-        self._is_of_one_revision(parts)
-        return _refused(Reason.CHECKSUM_MISMATCH) if damaged else OK
-
-    def _read_part(self, lease: HeldLease, part: LeasePart, arena: Arena, only: int | None) -> bool:
-        """Read every leased byte; True where some are not what their header says."""
-        damaged = False
-        for run, index, slot in _slots(part.slots):
-            if only is not None and run.group != only:
-                continue
-            content = arena.content(slot)
-            if xxhash.xxh3_128_digest(content.data) != arena.checksum(slot):
-                damaged = True
-                continue
-            group = self.world.model.groups[run.group]
-            digest = _digest(lease.keys, group.unit_tokens, index)
-            revision = int(arena.table[slot]["revision"])
-            stamps = {s for s in self.published.get((run.group, run.shard, digest), ()) if s[0] == revision}
-            stored_so = (content_of(digest, run.group, run.shard, s, length=group.block_bytes) for s in stamps)
-            if not any(content.tobytes() == stored for stored in stored_so):
-                place = f"group {group.name}, shard {run.shard}, object {index}, slot {slot} of {part.holder}"
-                raise WrongBytes(f"{place}: these bytes were not stored")
-        return damaged
-
-    def _is_of_one_revision(self, parts: Sequence[tuple[LeasePart, Arena | None]]) -> None:
-        """A family is leased in one revision, and all shards of one object are."""
-        families = {g: family for family in self.world.model.families for g in family}
-        seen: dict[tuple[int, ...], int] = {}
-        for part, arena in parts:
-            for run, index, slot in _slots(part.slots) if arena is not None else ():
-                assert arena is not None
-                revision = int(arena.table[slot]["revision"])
-                together = families.get(run.group, (run.group, index))
-                if seen.setdefault(together, revision) != revision:
-                    name = self.world.model.groups[run.group].name
-                    raise WrongBytes(f"group {name}, object {index}: leased under more than one revision")
-
-    def _covers(self, lease: HeldLease, parts: Sequence[LeasePart]) -> None:
-        """A lease shows everything that the rules need at its position, on every shard."""
-        shown = {(run.group, run.shard, index) for part in parts for run, index, _ in _slots(part.slots)}
-        for g, ranges in enumerate(needs(self.world.model, lease.grant.tokens)):
-            for shard in range(self.world.model.shards):
-                for needed in ranges:
-                    lacking = [i for i in needed if (g, shard, i) not in shown]
-                    if lacking:
-                        name = self.world.model.groups[g].name
-                        raise WrongBytes(f"group {name}, shard {shard}: the lease lacks object {lacking[0]}")
+        refused = self.ledger.read(lease, arenas, self.world.now(lease.node), only)
+        return OK if refused is None else _refused(refused)
 
     async def renew(self, args: words.Renew) -> Got:
         lease = self.leases.get(args.lease)
@@ -496,17 +416,6 @@ class Verbs:
             blob = b"".join(digests[i] for i in indices)
             for shard in shards if indices else ():
                 yield Objects(p.group, shard, indices, blob)
-
-
-def _slots(runs: Sequence[SlotRun]) -> Iterator[tuple[SlotRun, int, int]]:
-    """(run, object index, slot) of every slot, in order."""
-    for run in runs:
-        for index, slot in zip(run.indices, np.frombuffer(run.slots, dtype="<u4").tolist(), strict=True):
-            yield run, index, slot
-
-
-def _digest(keys: PromptKeys, unit: int, index: int) -> bytes:
-    return keys.keys(unit)[index * 32 : index * 32 + 32]
 
 
 def _last(tokens: Any) -> int:

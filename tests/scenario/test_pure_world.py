@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvfabric.ops.scenario.faults import damage
+from kvfabric.ops.scenario.ledger import WrongBytes
 from kvfabric.ops.scenario.pure import PureWorld, Reply
 from kvfabric.ops.scenario.runner import agrees, run_story
 from kvfabric.ops.scenario.story import Acquire, How, Node, Step, Store, Story
-from kvfabric.ops.scenario.verbs import WrongBytes
 from kvfabric.ops.scenario.world import Hung
+from kvfabric.transport.damage import damage
 
 from .stage import Stage
 
