@@ -778,16 +778,13 @@ class Leader:
 
     def _finish_pending(self, op: AcquireOp, found: Resolution) -> None:
         """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
-        in_memory = op.view.found(tiers=False)
-        cause = in_memory.cause if in_memory.tokens < found.tokens else found.cause
-        objects = 0
+        cause, also = self._pending_cause(op, found)
         nbytes = 0
         for plan in op.view.plan(found.tokens, found.revisions):
             for run in plan.local:
                 column = op.view.columns.get((plan.holder, run.group, run.shard))
                 if column is not None:
                     count = sum(1 for i in run.indices if column.tier >> i & 1)
-                    objects += count
                     nbytes += count * self.ctx.model.groups[run.group].block_bytes
         answer = Answer(
             op.request.request,
@@ -796,7 +793,7 @@ class Leader:
             found.hash_tokens,
             self._usable_tokens(op),
             cause,
-            in_memory.also if in_memory.tokens < found.tokens else (),
+            also,
             None,
             self.disk.expected_s(nbytes),
             None,
@@ -808,6 +805,18 @@ class Leader:
         self._answer(op, answer)
         if recover and not op.background:
             self._recover(op)
+
+    def _pending_cause(self, op: AcquireOp, found: Resolution) -> tuple[Cause | None, tuple[str, ...]]:
+        """The group on a tier that cuts the hit in memory; else the first that lies there, and also the others."""
+        in_memory = op.view.found(tiers=False)
+        cause = in_memory.cause
+        if in_memory.tokens < found.tokens and cause is not None and cause.reason is Reason.RESTORE_PENDING:
+            return cause, in_memory.also
+        waiting = [self.ctx.model.groups[g] for g in op.view.on_tiers(found.tokens, found.revisions)]
+        if not waiting:
+            return found.cause, found.also
+        also = tuple(group.name for group in waiting[1:])
+        return cause_of(waiting[0].name, waiting[0].kind, Reason.RESTORE_PENDING), also
 
     def _recover(self, op: AcquireOp) -> None:
         """Bring the state into memory without a reader: its lease ends as it begins."""

@@ -204,6 +204,18 @@ class View:
                     return False
         return True
 
+    def on_tiers(self, tokens: int, revisions: Sequence[int | None]) -> list[int]:
+        """The groups, in model order, of which a resume at ``tokens`` takes something from a tier."""
+        waiting = set()
+        for (group, revision), bits in self._needs(tokens, revisions).items():
+            for shard in range(self.model.shards):
+                held = 0
+                for column in self._columns_of(group, shard):
+                    held |= self._bits_of(column, revision, memory=True)
+                if bits & ~held:
+                    waiting.add(group)
+        return sorted(waiting)
+
     def _needs(self, tokens: int, revisions: Sequence[int | None]) -> dict[tuple[int, int | None], int]:
         """What a resume at ``tokens`` takes, by group and revision; None: each object in any."""
         needs: dict[tuple[int, int | None], int] = {}
