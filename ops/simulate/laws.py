@@ -106,6 +106,20 @@ class Laws:
         if stale:
             self.world.fail("one_commit", f"{life}: attempt {attempt.number} left what it retires", life.name)
 
+    def contents(self, life: Life) -> None:
+        """What is visible in memory is what was published under its name, revision and layout."""
+        if self.world.verify_always:
+            return  # bytes turn in memory there, and every grant looks at them
+        arena, content = life.arena, self.world.content
+        for slot, obj in enumerate(life.core.ctx.books.owner):
+            if obj is None or obj.state is not State.SEALED or not obj.visible or obj.bad is not None:
+                continue
+            due = content.of(obj.digest, obj.group, obj.shard, revision=obj.revision, abi=obj.abi, length=obj.length)
+            if arena.content(slot).tobytes() != due:
+                name = self.world.model.groups[obj.group].name
+                self.world.fail("content", f"{life}: slot {slot} is not {name} of revision {obj.revision}", life.name)
+                return
+
     # --- lives ---------------------------------------------------------------------------------
 
     def _rights(self, life: Life) -> None:

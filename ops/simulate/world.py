@@ -117,7 +117,7 @@ class World:
         self.chance = random_chance(rng)
         self.slots = random_slots(rng, self.model)
         self.limits = random_limits(rng, self.model, self.slots)
-        self.pin_ttl_s = rng.choice((0.4, 2.0))
+        self.pin_ttl_s = rng.choice((0.25, 0.25, 2.0))
         self.verify_always = rng.random() < 0.25
         self.nodes = tuple(f"n{i}" for i in range(rng.randrange(2, 4)))
         self.split_shards = self.model.shards > 1 and rng.random() < 0.7
@@ -258,6 +258,7 @@ class World:
             for other in [*self.lives.values(), *self.zombies]:
                 if other.alive:
                     self.check(other)
+                    self.laws.contents(other)
         self.schedule_tick(life)
 
     def check(self, life: Life) -> None:
