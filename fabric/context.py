@@ -62,6 +62,7 @@ class HolderConfig:
     restore_extents_max: int = 64
     restore_limits: tuple[RestoreLimit, ...] = ()
     restore_batch_bytes: int = 8 << 20
+    restore_batch_objects: int = 16
     restore_share: float = 0.5
     disk_bytes_max: int | None = None
     extent_objects_max: int = 4096

@@ -360,9 +360,9 @@ class DiskDesk:
             self.ctx.arrived(obj, Reason.RESTORE_FAILED)
 
     def _batches(self, objects: list[Obj]) -> Iterator[list[Obj]]:
-        batch, size = list[Obj](), 0
+        config, batch, size = self.ctx.config, list[Obj](), 0
         for obj in objects:
-            if batch and size + obj.length > self.ctx.config.restore_batch_bytes:
+            if batch and (len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes):
                 yield batch
                 batch, size = [], 0
             batch.append(obj)

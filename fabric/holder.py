@@ -194,12 +194,16 @@ class HolderCore:
         self._drain_local()
         self.leader.room_gained()
         self._drain_local()
-        while self.disk.start_due():
+        if self.disk.start_due():
             self._drain_local()
+            ctx.wake_at(ctx.now, self._next_turn)  # the next in a step of its own: live requests come between
         self.disk.forget_dropped()
         self.events.flush()
         effects, ctx.effects = ctx.effects, []
         return effects
+
+    def _next_turn(self) -> None:
+        """Nothing to do but to settle, where the next in line to restore gets its turn."""
 
     def _drain_local(self) -> None:
         while self.ctx.local:

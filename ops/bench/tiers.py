@@ -230,7 +230,7 @@ def _burst(root: Path) -> dict[str, float]:
                     }
                 ],
             },
-            "memory_bytes": 64 << 20,
+            "memory_bytes": 512 << 20,
             "transport": {"links": ["tcp"]},
             "disk": {"path": str(root), "free_floor_bytes": 0},
         }

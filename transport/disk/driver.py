@@ -221,7 +221,10 @@ class DiskTier:
         try:
             while data := await loop.sock_recv(child.channel, 1 << 20):
                 for frame in decoder.feed(data):
+                    began = loop.time()
                     self._receive(wire.decode(frame.payload))
+                    # Between any two answers of the disk, live requests have the loop for as long.
+                    await asyncio.sleep(loop.time() - began if self._settled.is_set() else 0.0)
         except ConnectionError:
             return
         finally:
