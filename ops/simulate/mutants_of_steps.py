@@ -172,10 +172,10 @@ def limit_outside_charge(patches: Patches) -> None:
 
 def move_under_graph(patches: Patches) -> None:
     """A graph lease ends like any other, and its slots move on."""
-    grant = vars(LeaseBook)["grant"]
+    honest = vars(LeaseBook)["grant"]
 
     def ordinary(book: LeaseBook, proof: Any, **named: Any) -> Any:
-        return grant(book, proof, **{**named, "graph": False})
+        return honest(book, proof, **{**named, "graph": False})
 
     patches.put(LeaseBook, "grant", ordinary)
 
