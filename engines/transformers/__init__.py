@@ -10,7 +10,9 @@ One noun a file:
     generate    chunked prefill and greedy decoding with the logits of every step
     tiny_models random models of five hybrid families
     faults      state broken in one way at a time, and its reuse without any check
+    adapter     publish to and resume from a running fabric
+    demo        ``kvfabric demo``
 
-Nothing here knows Ray or the fabric's actors. Importing this package loads neither torch nor
+Only the last two know the fabric's processes. Importing this package loads neither torch nor
 transformers; its modules load torch, and transformers when first asked for a model or a cache.
 """
