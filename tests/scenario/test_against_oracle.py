@@ -119,7 +119,7 @@ class Teller:
     def __init__(self, groups: tuple[Group, ...], shards: int, drop_last: int) -> None:
         fields = [{**group_fields(g), "block_bytes": 32} for g in groups]
         model = {"groups": fields, "shards": shards, "drop_last_blocks": drop_last}
-        self.stage = Stage(model, {n: {} for n in (*NODES, READER)}, slots=2 * LONGEST)
+        self.stage = Stage(model, {n: {} for n in (*NODES, READER)}, slots=16 * LONGEST)
         self.ledger = Ledger(groups, shards, drop_last)
         self.seen: Counter[str] = Counter()
 
