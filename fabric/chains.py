@@ -29,22 +29,26 @@ TAILS_FROM = 8
 """From how many runs on a segment also finds runs by their last digest."""
 
 
-class Shape:
-    """The lanes of a band; equal ones are one object, so that it is compared and hashed by identity."""
+class Owner:
+    """A life and the lanes of a band; equal ones are one object, so that it is compared and hashed by identity."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("lanes", "life")
 
-    def __init__(self, lanes: tuple[Lane, ...]) -> None:
+    def __init__(self, life: int, lanes: tuple[Lane, ...]) -> None:
+        self.life = life
         self.lanes = lanes
 
 
 class Band(NamedTuple):
-    """Objects of one life that are alike in all lanes of a shape: bit o is the object at offset o of the segment."""
+    """Objects of one life that are alike in all its lanes: bit o is the object at offset o of the segment."""
 
-    life: int
-    shape: Shape
+    owner: Owner
     bits: int
     versions: bytes
+
+    @property
+    def life(self) -> int:
+        return self.owner.life
 
 
 class Run:

@@ -45,10 +45,10 @@ class Hints:
             return b""
         asked = np.array(wanted, dtype=np.int64)
         for stripe, row in self.stripes.get(key, ()):
-            for piece in stripe.pieces:
-                low, high = np.searchsorted(asked, (piece.first, piece.end))
+            for first, end, encoded in stripe.pieces:
+                low, high = np.searchsorted(asked, (first, end))
                 if low < high:
-                    _fill(out[low:high], asked[low:high], stripe, row, piece.first, piece.end, piece.versions)
+                    _fill(out[low:high], asked[low:high], stripe, row, first, end, encoded)
         return out.tobytes()
 
 

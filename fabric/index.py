@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bitmaps import octets_of, ones, unpacked
-from .chains import BAND_BYTES, KEY, RUN_BYTES, SEGMENT_BYTES, Band, Run, Segment, Shape, shared_bits
+from .chains import BAND_BYTES, KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment, shared_bits
 from .messages import EventRun, Lane, Piece, Strip, Stripe
 from .passport import Abi
 from .segments import SEGMENT_OBJECTS
@@ -31,9 +31,19 @@ NOBODY = 0
 _NO_ABI = Abi(b"", 1)
 
 Table = dict[bytes, Segment]
-Part = tuple[int, int, int, bytes]
-"""Of a band along a prompt: the segment's first index, the bits that agree, the index behind them, the versions."""
-Seen = dict[tuple[int, Shape], list[Part]]
+
+
+class _Seen:
+    """What a lookup saw of one owner: bits along the prompt, and pieces of versions."""
+
+    __slots__ = ("bits", "pieces")
+
+    def __init__(self) -> None:
+        self.bits = 0
+        self.pieces: list[Piece] = []
+
+
+Seen = dict[Owner, _Seen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class ChainIndex:
     _number: int = NOBODY
     _dead: set[int] = field(default_factory=set)
     _lanes: dict[Lane, Lane] = field(default_factory=dict)
-    _shapes: dict[tuple[Lane, ...], Shape] = field(default_factory=dict)
+    _owners: dict[tuple[int, tuple[Lane, ...]], Owner] = field(default_factory=dict)
     _evicted: OrderedDict[Run, tuple[Table, bytes]] = field(default_factory=OrderedDict)
     _hand: Iterator[tuple[Table, bytes]] | None = None
     _broom: Iterator[tuple[Table, bytes]] | None = None
@@ -194,7 +204,7 @@ class ChainIndex:
             if len(self._lanes) > 1 << 16:
                 # Only sharing is lost: equal lanes stay equal.
                 self._lanes.clear()
-                self._shapes.clear()
+                self._owners.clear()
             known = self._lanes[lane] = lane
         return known
 
@@ -249,7 +259,7 @@ class ChainIndex:
         for band in entry.run.bands:
             if band.life == entry.life or band.life not in self.lives or not bits & band.bits:
                 continue
-            if any(other.group == lane.group and other.shard == lane.shard for other in band.shape.lanes):
+            if any(other.group == lane.group and other.shard == lane.shard for other in band.owner.lanes):
                 bits &= ~band.bits
         if bits:
             nobody = self._open(opened, entry.table, entry.anchor, entry.run, NOBODY)
@@ -305,13 +315,13 @@ class ChainIndex:
                 offsets = _offsets(bits)
                 held = np.stack([entry.cells[lane].versions[offsets] for lane in lanes])
                 versions = encode_versions(held) if held.any() else b""
-            bands.append(Band(entry.life, self._shape(tuple(lanes)), shared_bits(bits), versions))
+            bands.append(Band(self._owner(entry.life, tuple(lanes)), shared_bits(bits), versions))
         return bands
 
-    def _shape(self, lanes: tuple[Lane, ...]) -> Shape:
-        known = self._shapes.get(lanes)
+    def _owner(self, life: int, lanes: tuple[Lane, ...]) -> Owner:
+        known = self._owners.get((life, lanes))
         if known is None:
-            known = self._shapes[lanes] = Shape(lanes)
+            known = self._owners[life, lanes] = Owner(life, lanes)
         return known
 
     def _rebind(self, table: Table, anchor: bytes, run: Run, bands: tuple[Band, ...], *, shrank: bool) -> None:
@@ -402,6 +412,7 @@ class ChainIndex:
                 return True
         self._broom = None
         self._dead -= self._sweeping
+        self._owners = {key: owner for key, owner in self._owners.items() if key[0] not in self._sweeping}
         if self._shedding is self._owned:
             self._owned = None
         return bool(self._dead) or self._owned is not None
@@ -420,51 +431,22 @@ class ChainIndex:
         for strip in strips:
             table = self.tables.get(strip.unit)
             if table:
-                self._look(table, strip, seen)
+                _look(table, strip, seen)
         return self._stripes(seen), _evicted_of(seen)
 
-    def _look(self, table: Table, strip: Strip, seen: Seen) -> None:
-        digests, total = strip.digests, strip.count
-        for at in range(0, total, SEGMENT_OBJECTS):
-            segment = table.get(digests[at * KEY : at * KEY + KEY])
-            if segment is None:
-                continue
-            segment.used = True
-            base = strip.first + at
-            for run, end in segment.walk(digests, at, min(total - at, SEGMENT_OBJECTS)):
-                inside = ones(end) if end < run.first + len(run.digests) // KEY else -1
-                for life, shape, bits, versions in run.bands:
-                    held = bits & inside
-                    if held:
-                        part = (base, held, base + end, versions)
-                        parts = seen.get((life, shape))
-                        if parts is None:
-                            seen[life, shape] = [part]
-                        else:
-                            parts.append(part)
-
     def _stripes(self, seen: Seen) -> tuple[Stripe, ...]:
-        keys = [key for key in seen if key[0] in self.lives]
-        lives = {life for life, _ in keys}
+        owners = [owner for owner in seen if owner.life in self.lives]
+        lives = {owner.life for owner in owners}
         if len(lives) > self.limits.holders_max:
             weight = dict.fromkeys(lives, 0)
-            for life, shape in keys:
-                weight[life] += len(shape.lanes) * sum(part[1].bit_count() for part in seen[life, shape])
+            for owner in owners:
+                weight[owner.life] += len(owner.lanes) * seen[owner].bits.bit_count()
             best = set(sorted(lives, key=lambda life: (-weight[life], self.lives[life]))[: self.limits.holders_max])
-            keys = [key for key in keys if key[0] in best]
-        return tuple(self._stripe(key, seen[key]) for key in keys)
-
-    def _stripe(self, key: tuple[int, Shape], parts: list[Part]) -> Stripe:
-        holder, incarnation = self.lives[key[0]]
-        bits = 0
-        pieces = []
-        last = 0
-        for base, held, end, versions in parts:
-            bits |= held << base
-            if versions:
-                pieces.append(Piece(max(base, last), end, versions))
-            last = end
-        return Stripe(holder, incarnation, key[1].lanes, bits, tuple(pieces))
+            owners = [owner for owner in owners if owner.life in best]
+        return tuple(
+            Stripe(*self.lives[owner.life], owner.lanes, seen[owner].bits, tuple(seen[owner].pieces))
+            for owner in owners
+        )
 
     def entries(self) -> Iterator[tuple[str, Lane, bytes, int]]:
         """Everything it says, object by object: holder, lane, digest, version (0 where none is told)."""
@@ -490,13 +472,35 @@ class ChainIndex:
         return sum(1 for table in self.tables.values() for segment in table.values() for _ in segment.runs())
 
 
+def _look(table: Table, strip: Strip, seen: Seen) -> None:
+    """Add what a strip's segments say: the hot loop of every lookup."""
+    digests, total = strip.digests, strip.count
+    for at in range(0, total, SEGMENT_OBJECTS):
+        segment = table.get(digests[at * KEY : at * KEY + KEY])
+        if segment is None:
+            continue
+        segment.used = True
+        base = strip.first + at
+        for run, end in segment.walk(digests, at, min(total - at, SEGMENT_OBJECTS)):
+            inside = ones(end) if end < run.end else -1
+            first, behind = base + run.first, base + end
+            for owner, bits, versions in run.bands:
+                held = bits & inside
+                if held:
+                    part = seen.get(owner)
+                    if part is None:
+                        part = seen[owner] = _Seen()
+                    part.bits |= held << base
+                    if versions:
+                        part.pieces.append((first, behind, versions))
+
+
 def _evicted_of(seen: Seen) -> tuple[tuple[int, int], ...]:
     gone: dict[int, int] = {}
-    for (life, shape), parts in seen.items():
-        if life == NOBODY:
-            for base, held, _, _ in parts:
-                for lane in shape.lanes:
-                    gone[lane.group] = gone.get(lane.group, 0) | held << base
+    for owner, part in seen.items():
+        if owner.life == NOBODY:
+            for lane in owner.lanes:
+                gone[lane.group] = gone.get(lane.group, 0) | part.bits
     return tuple(sorted(gone.items()))
 
 
@@ -506,7 +510,7 @@ def _at_root(segment: Segment, offset: int, digest: bytes) -> Run | None:
 
 
 def _evicted_objects(run: Run) -> int:
-    return sum(band.bits.bit_count() * len(band.shape.lanes) for band in run.bands if band.life == NOBODY)
+    return sum(band.bits.bit_count() * len(band.owner.lanes) for band in run.bands if band.life == NOBODY)
 
 
 def _by_place(lane: Lane) -> tuple[int, int, int]:
@@ -527,7 +531,7 @@ def _offsets(bits: int) -> slice | NDArray[np.int64]:
 
 def _unpack(band: Band, cells: dict[Lane, _Cell]) -> None:
     offsets = _offsets(band.bits)
-    lanes = band.shape.lanes
+    lanes = band.owner.lanes
     held = decode_versions(band.versions, len(lanes)) if band.versions else None
     for row, lane in enumerate(lanes):
         versions = np.zeros(SEGMENT_OBJECTS, np.uint64)

@@ -744,13 +744,8 @@ class Lookup:
     ask: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Versions of a stripe's objects from index ``first`` to ``end``, encoded (``fabric.versions``), a row a lane."""
-
-    first: int
-    end: int
-    versions: bytes
+Piece = tuple[int, int, bytes]
+"""Versions of a stripe's objects from index first to end, encoded (``fabric.versions``), a row a lane."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure against the targets.", no_args_is_help=True)
     bench.callback()(_bench)
     bench.command()(core)
+    bench.command()(directory)
     app.add_typer(bench, name="bench")
 
 
@@ -29,6 +30,16 @@ def core(json: Annotated[bool, JSON] = False) -> None:
     from .core import run
 
     raise typer.Exit(show(run(), json=json))
+
+
+def directory(
+    json: Annotated[bool, JSON] = False,
+    full: Annotated[bool, typer.Option("--full", help="Memory at 10 million positions too.")] = False,
+) -> None:
+    """The directory: memory, look-ups, ingest, shards, rebuild, socket against Ray calls."""
+    from .directory import run
+
+    raise typer.Exit(show(run(full=full), json=json))
 
 
 def show(result: dict[str, Any], *, json: bool) -> int:

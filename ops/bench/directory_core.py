@@ -1,0 +1,209 @@
+"""One shard's core: lookups in a full index, ingest with lookups beside it, several shards. In one process, no sockets."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ...fabric import wire
+from ...fabric.directory import DirectoryCore
+from ...fabric.effects import Received
+from ...fabric.kinds import INDEX_DIGEST_BYTES as KEY
+from ...fabric.messages import EventBatch, EventRun, Found, Lookup, ShardMap, Strip
+from ...fabric.model import ModelSpec
+from ...fabric.segments import SEGMENT_OBJECTS, Router
+from .directory_load import UNIT_TOKENS, Load, runs_of
+
+LOOKUP_ROUNDS = 200
+INGEST_S = 3.0
+LOOKUP_EVERY_S = 0.01
+BATCH_OBJECTS = 2048
+LONG_BLOCKS, SHORT_BLOCKS = 8192, 64
+GROUPS, HOLDERS = 7, 8
+
+Figure = dict[str, Any]
+
+
+def figure(name: str, value: float, unit: str, target: float | None = None, *, most: bool = True) -> Figure:
+    """One figure; without a target it is only told."""
+    holds = target is None or (value <= target if most else value >= target)
+    return {"name": name, "value": round(value, 2), "unit": unit, "target": target, "holds": holds}
+
+
+def model_of(groups: int) -> ModelSpec:
+    """So many groups of ordinary history, in blocks of 16 tokens."""
+    kinds = [{"name": f"g{i}", "kind": "compressed_history", "block_tokens": UNIT_TOKENS} for i in range(groups)]
+    return ModelSpec.load({"name": "bench", "groups": kinds})
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which that share of all lies."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+class Told:
+    """A shard's core with batches numbered as its holders would number them."""
+
+    def __init__(self, groups: int, name: str = "directory:0", shards: ShardMap | None = None) -> None:
+        self.core = DirectoryCore(name, model_of(groups), 1, shards=shards)
+        self._seq: dict[int, int] = {}
+
+    def batch(self, holder: int, runs: list[EventRun]) -> EventBatch:
+        seq = self._seq[holder] = self._seq.get(holder, 0) + 1
+        return EventBatch(f"holder:{holder}", 1, seq, 0, tuple(runs), self.core.router.map.epoch)
+
+    def tell(self, holder: int, runs: list[EventRun]) -> None:
+        self.core.handle(Received(f"holder:{holder}", self.batch(holder, runs)), 0.0)
+
+
+def whole_prompt(told: Told, rng: np.random.Generator, *, alike: bool) -> bytes:
+    """A prompt of 8,192 blocks that all holders have in all groups; its digests.
+
+    Not ``alike``: every other group lacks some segments, so that no two groups share their bitmaps.
+    """
+    chain = rng.bytes(LONG_BLOCKS * KEY)
+    for holder in range(HOLDERS):
+        for group in range(GROUPS):
+            versions = rng.integers(100, 300, LONG_BLOCKS).astype("<u8").tobytes()
+            runs = list(runs_of(chain, 0, LONG_BLOCKS, group, versions))
+            if not alike:
+                runs = [run for run in runs if group == 0 or (run.first // SEGMENT_OBJECTS) % (group + 2)]
+            told.tell(holder, runs)
+    return chain
+
+
+def lookup_us(told: Told, chain: bytes, blocks: int) -> list[float]:
+    """Microseconds of lookups of a prompt's first blocks, in the index alone."""
+    strips = (Strip(UNIT_TOKENS, 0, chain[: blocks * KEY]),)
+    spent = []
+    for _ in range(LOOKUP_ROUNDS):
+        start = time.perf_counter()
+        told.core.index.lookup(strips)
+        spent.append((time.perf_counter() - start) * 1e6)
+    return spent
+
+
+def lookups(positions: int) -> Iterator[Figure]:
+    """Lookups of 8,192 and 64 blocks x 7 groups x 8 holders in an index of so many other positions."""
+    told = Told(GROUPS)
+    load = Load(3, groups=GROUPS)
+    for holder, events in load:
+        told.tell(holder, events)
+        if load.positions >= positions:
+            break
+    rng = np.random.default_rng(5)
+    alike, unlike = whole_prompt(told, rng, alike=True), whole_prompt(told, rng, alike=False)
+    long = lookup_us(told, alike, LONG_BLOCKS)
+    yield figure("directory_lookup_8192x7x8_p50", statistics.median(long), "us", 500.0)
+    yield figure("directory_lookup_8192x7x8_p99", percentile(long, 0.99), "us")
+    ragged = lookup_us(told, unlike, LONG_BLOCKS)
+    yield figure("directory_lookup_8192x7x8_groups_unlike_p50", statistics.median(ragged), "us", 500.0)
+    yield figure("directory_lookup_64x7x8_p50", statistics.median(lookup_us(told, alike, SHORT_BLOCKS)), "us", 60.0)
+    cold = lookup_us(told, rng.bytes(LONG_BLOCKS * KEY), LONG_BLOCKS)
+    yield figure("directory_lookup_8192_cold_p50", statistics.median(cold), "us")
+    found = Found("x", 1, 0, *told.core.index.lookup((Strip(UNIT_TOKENS, 0, alike),)))
+    yield figure("directory_answer_8192x7x8_bytes", len(wire.encode(found)), "bytes")
+
+
+def _frames(told: Told, load: Load, objects: int) -> Iterator[tuple[str, bytes, int]]:
+    """Batches as they come over the wire: sender, bytes, objects."""
+    waiting: dict[int, list[EventRun]] = {}
+    for holder, events in load:
+        runs = waiting.setdefault(holder, [])
+        runs.extend(events)
+        count = sum(len(run.digests) // KEY for run in runs)
+        if count >= objects:
+            del waiting[holder]
+            yield f"holder:{holder}", wire.encode(told.batch(holder, runs)), count
+
+
+def ingest() -> Iterator[Figure]:
+    """Events a second with decoding, while a lookup of 8,192 blocks comes in every 10 ms."""
+    told = Told(5)
+    load = Load(4)
+    asked = whole_prompt(told, np.random.default_rng(6), alike=True)
+    strips = (Strip(UNIT_TOKENS, 0, asked),)
+    frames = list(islice(_frames(told, load, BATCH_OBJECTS), 1200))
+    objects, late, spent = _under_load(told, frames, strips)
+    runs = sum(len(wire.decode(frame).runs) for _, frame, _ in frames[:50])
+    yield figure("directory_ingest_blocks_a_run", sum(n for *_, n in frames[:50]) / runs, "blocks")
+    yield figure("directory_ingest_runs", objects / spent, "events/s", 300_000.0, most=False)
+    yield figure("directory_ingest_lookup_p99", percentile(late, 0.99) * 1e3, "ms")
+    single = Told(5)
+    chains = [np.random.default_rng(n).bytes(256 * KEY) for n in range(64)]
+    steps = []
+    for block in range(200):
+        batch: list[EventRun] = []
+        for chain in chains:
+            for group in range(5):
+                batch.extend(runs_of(chain, block, block + 1, group, (block + 1).to_bytes(8, "little")))
+        steps.append(("holder:0", wire.encode(single.batch(0, batch)), len(batch)))
+    objects, _, spent = _under_load(single, steps, strips)
+    yield figure("directory_ingest_single_blocks", objects / spent, "events/s")
+
+
+def _under_load(
+    told: Told, frames: list[tuple[str, bytes, int]], strips: tuple[Strip, ...]
+) -> tuple[int, list[float], float]:
+    """Apply frames one after another; lookups fall due meanwhile and wait for the batch at hand."""
+    late: list[float] = []
+    objects = 0
+    start = time.perf_counter()
+    due = start + LOOKUP_EVERY_S
+    for sender, frame, count in frames:
+        told.core.handle(Received(sender, wire.decode(frame)), 0.0)
+        objects += count
+        now = time.perf_counter()
+        while due <= now:
+            told.core.handle(Received("client:1", Lookup("x", 0, strips)), 0.0)
+            late.append(time.perf_counter() - due)
+            due += LOOKUP_EVERY_S
+            now = time.perf_counter()
+        if now - start > INGEST_S:
+            break
+    return objects, late or [0.0], time.perf_counter() - start
+
+
+def shards() -> Iterator[Figure]:
+    """1, 2 and 4 shards: what one shard's process spends on its part of a prompt, and its share of the bytes."""
+    for count in (1, 2, 4):
+        told = ShardMap(1, tuple(f"directory:{i}" for i in range(count)))
+        router = Router(told)
+        cores = {shard: Told(5, shard, told) for shard in told.shards}
+        load = Load(9)
+        for holder, events in load:
+            parts: dict[str, list[EventRun]] = {}
+            for run in events:
+                parts.setdefault(router.owner(run.anchor), []).append(run)
+            for shard, runs in parts.items():
+                cores[shard].tell(holder, runs)
+            if load.positions > 200_000:
+                break
+        prompts = [c for c in load.chains if len(c) >= 1024 * KEY][:40]
+        busiest, asked = _spend(cores, router, prompts)
+        used = [core.core.index.bytes_used for core in cores.values()]
+        yield figure(f"directory_{count}_shards_lookups_if_a_core_each", asked / busiest, "lookups/s")
+        yield figure(f"directory_{count}_shards_largest_share_of_bytes", max(used) / sum(used), "share")
+
+
+def _spend(cores: dict[str, Told], router: Router, prompts: list[bytes]) -> tuple[float, int]:
+    """Seconds of the busiest shard, and how many prompts were asked."""
+    spent = dict.fromkeys(cores, 0.0)
+    step = SEGMENT_OBJECTS * KEY
+    for _ in range(5):
+        for prompt in prompts:
+            parts: dict[str, list[Strip]] = {}
+            for at in range(0, len(prompt), step):
+                cut = Strip(UNIT_TOKENS, at // KEY, prompt[at : at + step])
+                parts.setdefault(router.owner(cut.anchor), []).append(cut)
+            for shard, strips in parts.items():
+                lookup = Lookup("x", 1, tuple(strips))
+                start = time.perf_counter()
+                wire.encode(cores[shard].core.lookup(lookup))
+                spent[shard] += time.perf_counter() - start
+    return max(spent.values()), 5 * len(prompts)
