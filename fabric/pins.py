@@ -18,6 +18,7 @@ from .kinds import Reason
 from .lifecycle import State
 from .messages import BadCopy, Column, Objects, PinEnd, PinEnded, PinReply, PinRequest, SourceRun
 from .passport import abi_refusal
+from .restores import Turn, need_of
 from .wakes import Wake
 
 
@@ -33,6 +34,8 @@ class SourcePin:
     refused: Reason | None = None
     bad: list[BadCopy] = field(default_factory=list)
     ended: bool = False
+    turn: Turn | None = None
+    """Its place in line to restore, while it stands there."""
     expiry: Wake | None = None
 
 
@@ -96,45 +99,68 @@ class PinDesk:
         return None
 
     def _take(self, pin: SourcePin) -> None:
-        """Pin what is in memory, start restoring the rest; reply once all stands."""
-        ctx = self.ctx
-        to_restore: list[Obj] = []
-        joined: list[Obj] = []
+        """Pin what is in memory; what must be restored for it waits for its turn."""
+        ctx, line = self.ctx, self.disk.line
         for run in pin.runs:
             for _, obj in run:
-                if obj.state is State.ON_TIER:
-                    to_restore.append(obj)
-                elif obj.state is State.RESTORING:
-                    joined.append(obj)
-                else:
+                if obj.state in (State.SEALED, State.DEMOTING):
                     ctx.books.pin(obj)
                     pin.pinned.append(obj)
         ctx.books.touch(pin.pinned)
-        lacking = ctx.books.lacking(to_restore)
-        if lacking is not None:
-            self._fail(pin, lacking.reason)
-            return
-        pin.awaited = len(to_restore) + len(joined)
-        index_of = {id(obj): (i, obj) for run in pin.runs for i, obj in run}
+        need = need_of(obj for run in pin.runs for _, obj in run if obj.state is State.ON_TIER)
+        if need and (len(line) or not line.admits(need)):
+            behalf = ctx.behalf
 
-        def stands(obj: Obj, refused: Reason | None) -> None:
-            pin.awaited -= 1
-            if pin.ended:
-                return
-            if refused is None:
+            def start() -> None:
+                with ctx.on_behalf(behalf.op, behalf.place_s):
+                    self._restore(pin)
+
+            pin.awaited = 1
+            pin.turn = Turn(need, behalf.place_s, start)
+            line.stand(pin.turn)
+            return
+        self._restore(pin)
+
+    def _restore(self, pin: SourcePin) -> None:
+        """Restore or join what is not in memory yet; reply once all stands."""
+        ctx, pinned = self.ctx, {id(obj) for obj in pin.pinned}
+        pin.turn = None
+        to_restore: list[Obj] = []
+        joined: list[Obj] = []
+        for obj in (obj for run in pin.runs for _, obj in run if id(obj) not in pinned):
+            if obj.state is State.ON_TIER and obj.bad is None:
+                to_restore.append(obj)
+            elif obj.state is State.RESTORING:
+                joined.append(obj)
+            elif obj.visible and obj.bad is None and obj.state in (State.SEALED, State.DEMOTING):
                 ctx.books.pin(obj)
                 pin.pinned.append(obj)
             else:
-                if refused is not Reason.VERSION_CHANGED:
-                    index, _ = index_of[id(obj)]
-                    pin.bad.append(BadCopy(ctx.config.holder, obj.group, obj.shard, index, refused, True))
-                pin.refused = refused
+                self._fail(pin, Reason.VERSION_CHANGED)
+                return
+        lacking = ctx.books.lacking(to_restore)
+        refused = self.disk.refused if to_restore else None
+        if refused is not None or lacking is not None:
+            self._fail(pin, refused or (Reason.ADMISSION_LIMIT if lacking is None else lacking.reason))
+            return
+        pin.awaited = len(to_restore) + len(joined)
+        index_of = {id(obj): i for run in pin.runs for i, obj in run}
+
+        def stands(obj: Obj, why: Reason | None) -> None:
+            pin.awaited -= 1
+            if pin.ended:
+                return
+            if why is None:
+                ctx.books.pin(obj)
+                pin.pinned.append(obj)
+            else:
+                if why is not Reason.VERSION_CHANGED:
+                    pin.bad.append(BadCopy(ctx.config.holder, obj.group, obj.shard, index_of[id(obj)], why, True))
+                pin.refused = why
             if not pin.awaited:
                 self._settle(pin)
 
-        for obj in joined:
-            ctx.await_object(obj, stands)
-        for obj in to_restore:
+        for obj in (*joined, *to_restore):
             ctx.await_object(obj, stands)
         self.disk.restore(to_restore)
         if not pin.awaited:
