@@ -9,7 +9,7 @@ from ...fabric.effects import DiskState
 from ...fabric.kinds import Reason
 from ...fabric.lifecycle import State
 from .clients import Client
-from .world import DIRECTORY
+from .directories import SHARDS_MAX
 
 if TYPE_CHECKING:
     from .world import Life, World
@@ -100,18 +100,24 @@ class Faults:
             client.die()
             self.world.queue.after(self.rng.uniform(0.1, 1.0), self.start_client, client.node)
 
+    def reshard_directory(self) -> None:
+        """The directory's chains are answered for by more shards, or fewer."""
+        self.world.directories.reshard(self.rng.randrange(1, SHARDS_MAX + 1))
+
     def restart_directory(self) -> None:
+        """A shard's process dies and starts anew, empty."""
         world = self.world
-        if world.directory is not None:
-            epoch, world.directory = world.epoch, None
-            world.queue.after(self.rng.uniform(0.1, 2.0), lambda: world.exited(DIRECTORY, epoch, proven=True))
+        address = self.rng.choice(world.directories.map.shards)
+        epoch = world.directories.end(address)
+        if epoch is not None:
+            world.queue.after(self.rng.uniform(0.1, 2.0), lambda: world.exited(address, epoch, proven=True))
 
     # --- network -------------------------------------------------------------------------------
 
     def partition(self) -> None:
         """Two places lose each other for a while: nodes, the directory's or the supervisor's."""
         world = self.world
-        one, other = self.rng.sample([*world.nodes, "d", "s"], 2)
+        one, other = self.rng.sample([*world.nodes, *world.directories.nodes, "s"], 2)
         pair = frozenset((one, other))
         world.cut.add(pair)
         if "s" in pair:
@@ -173,6 +179,7 @@ FAULTS: tuple[tuple[Callable[[Faults], None], int], ...] = (
     (Faults.pause_holder, 4),
     (Faults.crash_client, 3),
     (Faults.restart_directory, 2),
+    (Faults.reshard_directory, 1),
     (Faults.partition, 4),
     (Faults.disk_down, 2),
     (Faults.rot, 4),

@@ -167,7 +167,6 @@ class Run:
     def _converged(self) -> None:
         """The directory knows exactly what the holders have."""
         world = self.world
-        assert world.directory is not None
         told = {
             (
                 holder,
@@ -178,7 +177,8 @@ class Run:
                 lane.revision,
                 version.to_bytes(8, "little"),
             )
-            for holder, lane, digest, version in world.directory.index.entries()
+            for directory in world.directories.alive()
+            for holder, lane, digest, version in directory.index.entries()
         }
         true = {
             (

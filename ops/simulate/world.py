@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ...fabric import wire
 from ...fabric.arena import Arena, heap_arena
 from ...fabric.context import HolderConfig
-from ...fabric.directory import DirectoryCore
 from ...fabric.effects import (
     DeleteExtent,
     DigestSlots,
@@ -48,6 +47,8 @@ from ...fabric.supervisor import (
     Wanted,
 )
 from ...fabric.supervisor import Tick as SupervisorTick
+from .directories import Directories, is_directory
+from .directories import node_of as directory_node
 from .judge import Content, Judge
 from .laws import Laws
 from .machine import Disk, Machine
@@ -62,7 +63,6 @@ WIRE_EVERY = 8
 """One message in so many goes through bytes and back; frozen records are shared otherwise."""
 RIGHT_S = 5.0
 LOOK_EVERY_S = 0.7
-DIRECTORY = "directory:0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,7 @@ class World:
         self.incarnations: Counter[str] = Counter()
         self.cut: set[frozenset[str]] = set()
         self.weights = ["w1"]
-        self.directory: DirectoryCore | None = None
-        self.epoch = 0
+        self.directories = Directories(self, rng.choice((1, 1, 2, 3)))
         self.clients: dict[str, Client] = {}
         self.calm = False
         self.steps = 0
@@ -211,11 +210,6 @@ class World:
         effects = core.start(self.local(node), disk.found())
         self.perform(life, effects)
         self.schedule_tick(life)
-
-    def start_directory(self) -> None:
-        self.epoch += 1
-        self.directory = DirectoryCore(DIRECTORY, self.model, self.epoch)
-        self._perform_directory(self.directory.start(self.lives))
 
     @property
     def restores(self) -> int:
@@ -301,7 +295,7 @@ class World:
     def node_of(self, address: str) -> str:
         if address in self.holders:
             return self.holders[address][0]
-        return {"d": "d", "s": "s"}[address[0]]
+        return directory_node(address) if is_directory(address) else "s"
 
     def reachable(self, one: str, other: str) -> bool:
         return one == other or frozenset((one, other)) not in self.cut
@@ -344,11 +338,10 @@ class World:
                 if target is not None and target.alive:
                     self.feed(target, Received(sender, message))
                     return
-            elif to == DIRECTORY and isinstance(message, GrantUntil | SetWeights | SetMode):
+            elif is_directory(to) and isinstance(message, GrantUntil | SetWeights | SetMode):
                 return
-            elif to == DIRECTORY:
-                if self.directory is not None:
-                    self._to_directory(sender, message)
+            elif is_directory(to):
+                if self.directories.deliver(to, sender, message):
                     return
             else:
                 self.steps += 1
@@ -357,26 +350,6 @@ class World:
                 return
         if life is not None and self.rng.random() < 0.7:
             self.queue.after(self.rng.uniform(0.001, 0.1), self.feed, life, Undeliverable(to, message))
-
-    def _to_directory(self, sender: str, message: Any) -> None:
-        assert self.directory is not None
-        if self.failure is not None:
-            return
-        self.steps += 1
-        self.trace.note(self.queue.now, DIRECTORY, "got", message)
-        self.laws.before_directory(self.directory, message)
-        try:
-            effects = self.directory.handle(Received(sender, message), self.queue.now)
-        except Exception as error:  # noqa: BLE001 - whatever a core raises is a finding
-            self.fail("protocol", f"directory: {type(error).__name__}: {error}", "directory")
-            return
-        self.laws.after_directory(self.directory)
-        self._perform_directory(effects)
-
-    def _perform_directory(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Send):
-                self.transmit(DIRECTORY, "d", effect.to, effect.message)
 
     def _to_client(self, life: Life | None, to: str, message: Any) -> None:
         client = self.clients.get(to)
@@ -388,11 +361,10 @@ class World:
 
     def _look(self) -> None:
         """The supervisor's driver looks at the cluster, again and again."""
-        wanted = [
-            Wanted(DIRECTORY, "d"),
-            *(Wanted(name, node, shards) for name, (node, shards) in self.holders.items()),
-        ]
-        self.tell_supervisor(Observed(tuple(wanted), frozenset(("d", *self.nodes))))
+        wanted = [Wanted(name, node, shards) for name, (node, shards) in self.holders.items()]
+        shards = sorted({*self.directories.wanted, *self.directories.map.shards})
+        wanted += [Wanted(address, directory_node(address)) for address in shards]
+        self.tell_supervisor(Observed(tuple(wanted), frozenset(w.node for w in wanted)))
         self.tell_supervisor(SupervisorTick())
         self.queue.after(LOOK_EVERY_S, self._look)
 
@@ -414,9 +386,9 @@ class World:
                 self.transmit(SUPERVISOR, "s", effect.to, effect.message)
 
     def _start(self, address: str) -> None:
-        if address == DIRECTORY:
-            self.start_directory()
-            member, clock_s = Member(DIRECTORY, self.epoch, "d", "d", "", "", ()), self.queue.now
+        if is_directory(address):
+            node = directory_node(address)
+            member, clock_s = Member(address, self.directories.start(address), node, node, "", "", ()), self.queue.now
         else:
             old = self.lives.get(address)
             if old is not None and old.alive:
@@ -426,10 +398,13 @@ class World:
             node, shards = self.holders[address]
             member = Member(address, self.incarnations[address], node, node, "", "", shards)
             clock_s = self.local(node)
+            self.directories.tell(address)
         self.tell_supervisor(Started(member, clock_s))
 
     def _stop(self, effect: Stop) -> None:
         """End a replaced life: soon, where its node can be reached and listens; else it lives on as a zombie."""
+        if is_directory(effect.address) and self.directories.epochs.get(effect.address) == effect.incarnation:
+            self.directories.end(effect.address)
         life = self.lives.get(effect.address)
         if life is not None and life.incarnation == effect.incarnation:
             life.given_up = True

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from kvfabric.ops.cli import main
+from kvfabric.ops.simulate.faults import FAULTS
 from kvfabric.ops.simulate.mutants import BY_NAME, SEEDS, STEPS_A_SEED
 from kvfabric.ops.simulate.patches import Patches
 from kvfabric.ops.simulate.run import GRANTS_PER_1000_MIN, RESTORES_PER_1000_MIN, Report, simulate
@@ -35,7 +36,7 @@ def test_what_is_simulated_is_worth_simulating(reports: list[Report]) -> None:
     assert sum(r.restores for r in reports) / steps >= RESTORES_PER_1000_MIN
     counts = {name for r in reports for name, count in r.counts.items() if count}
     faults = {name for name in counts if name.startswith("fault ")}
-    assert len(faults) == 9, faults
+    assert faults == {f"fault {fault.__name__}" for fault, _ in FAULTS}
     assert {"answers FULL_HIT", "answers PARTIAL_HIT", "answers PENDING", "answers INVALID", "answers MISS"} <= counts
     assert {"refused lease_expired", "refused holder_lost", "refused weights_mismatch"} <= counts
 
