@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 from .checks import load_story
@@ -14,6 +16,8 @@ from .runner import StoryResult, run_story
 from .source import InvalidFile, Problem
 from .story import Story
 from .world import World
+
+logger = logging.getLogger(__name__)
 
 PASSED, FAILED, INVALID = 0, 1, 2
 """Exit statuses."""
@@ -63,8 +67,13 @@ def _worlds(stories: Sequence[Story], *, cluster: bool) -> Iterator[Callable[[St
         return
     from .cluster import Cluster  # loads Ray
 
-    with Cluster(stories) as shared:
-        yield shared.world
+    # Ray tells the driver on its standard output of every process that is killed; a run's own output is results alone.
+    said = StringIO()
+    try:
+        with redirect_stdout(said), Cluster(stories) as shared:
+            yield shared.world
+    finally:
+        logger.debug("Ray said: %s", said.getvalue())
 
 
 def json_line(result: StoryResult) -> str:
