@@ -5,14 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..fabric.effects import Event
+from ..fabric.restores import RestoreLimit
 from ..transport.disk.driver import DiskSettings, DiskTier
 from ..transport.memfd import ArenaMemory
-from .spec import FabricSpec
+from .spec import DiskSpec, FabricSpec
 
+FIRST_GUESS_BYTES_PER_S = 1e9
+"""A disk's speed until the first restores have measured it."""
 OPEN_WAIT_S = 10.0
 """How long a holder's start waits for what its disk holds; a slower disk is taken in when it answers."""
+
+
+def restore_settings(disk: DiskSpec | None) -> dict[str, Any]:
+    """What a spec's disk says to the core: fields of HolderConfig."""
+    if disk is None:
+        return {}
+    limits = (RestoreLimit(limit.bytes_max, limit.extents_max, kind) for kind, limit in disk.restore_limits.items())
+    return {
+        "disk_bytes_max": disk.bytes_max,
+        "restore_bytes_max": disk.restore_bytes_max,
+        "restore_share": disk.restore_share,
+        "restore_limits": tuple(limits),
+        "restore_bytes_per_s": disk.bytes_per_s or FIRST_GUESS_BYTES_PER_S,
+    }
 
 
 def disk_tier(

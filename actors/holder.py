@@ -71,7 +71,7 @@ from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory
 from .clock import Clock
-from .disk import OPEN_WAIT_S, disk_tier
+from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
 from .links import start_links
 from .service import UNIX_CLIENT, Service
@@ -119,7 +119,7 @@ class Holder(Service):
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
             attempt_ttl_s=spec.attempt_ttl_s,
-            disk_bytes_max=None if spec.disk is None else spec.disk.bytes_max,
+            **restore_settings(spec.disk),
         )
         self.core = HolderCore(config, spec.model, self.memory.arena, self.incarnation, setup["weights"])
         self.door = TransferDoor(self.core) if spec.testing else None

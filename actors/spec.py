@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
-from ..fabric.kinds import SpecError
+from ..fabric.kinds import ObjectKind, SpecError
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
 
@@ -68,12 +68,23 @@ class TransportSpec(BaseModel):
     transfer_timeout_s: float = Field(default=10.0, gt=0)
 
 
+class RestoreLimitSpec(BaseModel):
+    """What may be in flight from the disk at a time for one kind of state: bytes, and extents open."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes_max: int = Field(default=32 << 20, ge=1)
+    extents_max: int = Field(default=32, ge=1)
+
+
 class DiskSpec(BaseModel):
     """The local disk as a tier. ``path``: a folder on each node's own disk, used by the fabric alone.
 
     ``bytes_max``: what one holder's extents may take there; ``free_floor_bytes``: what must stay free
     on the file system; ``codec``: how blocks are packed where that saves a page; ``bytes_per_s``: what one
-    holder's reads and writes may move together, None for no limit.
+    holder's reads and writes may move together, None for no limit. ``restore_bytes_max``: in flight at a time,
+    ``restore_limits``: of one kind (``compressed_history``, ...); ``restore_share``: which part of each pool may be
+    reserved for restores, so that a burst of them leaves room for stores.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,6 +94,9 @@ class DiskSpec(BaseModel):
     free_floor_bytes: int = Field(default=1 << 30, ge=0)
     codec: Literal["none", "lz4", "zstd"] = "none"
     bytes_per_s: float | None = Field(default=None, gt=0)
+    restore_bytes_max: int = Field(default=64 << 20, ge=1)
+    restore_share: float = Field(default=0.5, gt=0, le=1)
+    restore_limits: dict[ObjectKind, RestoreLimitSpec] = Field(default_factory=dict)
 
     @field_validator("path")
     @classmethod

@@ -272,6 +272,9 @@ class PinDesk:
         pin.ended = True
         if pin.expiry is not None:
             pin.expiry.cancel()
+        if pin.turn is not None:
+            self.disk.line.leave(pin.turn)
+            pin.turn = None
         for obj in pin.pinned:
             self.ctx.books.unpin(obj)
         pin.pinned = []

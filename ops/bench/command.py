@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure against the targets.", no_args_is_help=True)
     bench.callback()(_bench)
     bench.command()(core)
+    bench.command()(tiers)
     bench.command()(directory)
     app.add_typer(bench, name="bench")
 
@@ -40,6 +42,18 @@ def directory(
     from .directory import run
 
     raise typer.Exit(show(run(full=full), json=json))
+
+
+def tiers(
+    folder: Annotated[
+        Path | None, typer.Option(help="On the disk to measure; default: the temporary folder's.")
+    ] = None,
+    json: Annotated[bool, JSON] = False,
+) -> None:
+    """The disk tier: writing, restoring, and a burst of restores beside live requests."""
+    from .tiers import run
+
+    raise typer.Exit(show(run(folder), json=json))
 
 
 def show(result: dict[str, Any], *, json: bool) -> int:

@@ -83,9 +83,9 @@ def figures(folder: Path | None = None, rounds: int = ROUNDS) -> list[dict[str, 
     return found
 
 
-def run() -> dict[str, Any]:
+def run(folder: Path | None = None) -> dict[str, Any]:
     """All figures as one object."""
-    return {"bench": "tiers", "figures": figures()}
+    return {"bench": "tiers", "figures": figures(folder)}
 
 
 def _figure(name: str, value: float, unit: str, target: float | None, *, at_least: bool = False) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kvfabric.actors.info import FabricInfo
 from kvfabric.actors.session import Answer, Session
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric import wire
-from kvfabric.fabric.kinds import ObjectKind, Reason, Status
+from kvfabric.fabric.kinds import ObjectKind, Reason, SpecError, Status
 from kvfabric.fabric.messages import Done, Member, Objects, StatusReply, StatusRequest, SwapOut
 
 pytestmark = pytest.mark.faults
@@ -380,3 +380,16 @@ def test_a_restore_called_off_gives_its_slots_back(lives: Any) -> None:
     pools = life.status()["pools"]
     assert all(p["free"] + p["evictable"] >= free[p["group"]] for p in pools)
     assert life.status()["counters"]["acquires_cancelled"] >= 1
+
+
+def test_a_disk_spec_names_what_is_wrong_with_it() -> None:
+    def refused(**disk: Any) -> str:
+        with pytest.raises(SpecError) as told:
+            FabricSpec.load({"model": MODEL, "disk": disk})
+        return str(told.value)
+
+    assert "disk.path" in refused(path="relative/folder")
+    assert "disk.codec" in refused(path="/x", codec="gzip")
+    assert "disk.restore_limits" in refused(path="/x", restore_limits={"no_kind": {}})
+    assert FabricSpec.load({"model": MODEL, "disk": {"path": "/x"}}).disk is not None
+    assert FabricSpec.load({"model": MODEL}).disk is None

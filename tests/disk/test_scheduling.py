@@ -40,6 +40,9 @@ from kvfabric.fabric.messages import (
     Cancel,
     Done,
     Objects,
+    PinEnd,
+    PinReply,
+    PinRequest,
     Prompt,
     Release,
     StoreBegin,
@@ -79,6 +82,7 @@ class Disk:
         self.now = 0.0
         self.replies: dict[str, Any] = {}
         self.reads: list[ReadExtent] = []
+        self.sent: list[Any] = []
         self.extents: dict[int, list[tuple[ExtentEntry, bytes]]] = {}
         self.deleted: list[int] = []
         self.write_refused: Reason | None = None
@@ -92,6 +96,8 @@ class Disk:
                     self.replies[effect.message.request] = effect.message
                 case Send() if effect.to.startswith("directory"):
                     self.handle(Undeliverable(effect.to, effect.message))
+                case Send():
+                    self.sent.append(effect.message)
                 case DigestSlots():
                     sums = tuple(checksum(self.arena.content(slot)) for slot in effect.slots)
                     self.handle(Digested(effect.token, sums))
@@ -330,6 +336,42 @@ def test_a_burst_of_restores_leaves_room_for_stores_and_every_restore_ends() -> 
     answers = [d.answer(r) for r in requests]
     assert [a.tokens for a in answers if a is not None] == [64] * 12
     d.sound()
+
+
+def pin_request(d: Disk, number: int) -> PinRequest:
+    return PinRequest(f"n1/{number}", 1, d.prompt(number), d.objects(number), (0, 0), (ABI, ABI), False, True, 60.0)
+
+
+def test_restores_for_other_holders_stand_in_the_same_line_and_end() -> None:
+    d = Disk(slots=16)
+    d.on_disk(*range(1, 5))
+    for number in range(1, 5):
+        d.handle(Received("n1", pin_request(d, number)))
+    assert accounting(d.core).reserved == 2 * 8
+    assert d.store(50) is None
+    replies: list[str] = []
+    while d.reads:
+        d.finish(d.reads[0])
+        for reply in d.sent:
+            if isinstance(reply, PinReply) and reply.op not in replies:
+                assert reply.refused is None
+                assert sum(len(run.lengths) for run in reply.runs) == 8
+                replies.append(reply.op)
+                d.handle(Received("n1", PinEnd(reply.op, ())))
+    assert sorted(replies) == [f"n1/{number}" for number in range(1, 5)]
+    assert accounting(d.core).pins == 0
+    d.sound()
+
+
+def test_a_request_that_gave_up_in_line_is_not_restored_for() -> None:
+    d = Disk(slots=16)
+    d.on_disk(1, 2, 3)
+    for number in (1, 2, 3):
+        d.handle(Received("n1", pin_request(d, number)))
+    d.handle(Received("n1", PinEnd("n1/3", ())))
+    d.finish_all()
+    assert accounting(d.core).on_tier == 8
+    assert len(d.core.disk.line) == 0
 
 
 def test_a_need_larger_than_the_share_goes_alone() -> None:

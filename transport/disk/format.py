@@ -21,7 +21,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from ...fabric.arena import PAGE_BYTES
@@ -42,7 +41,7 @@ BLOCKS_MAX = 1 << 19
 _PROLOGUE = struct.Struct("<8sIIQQ16s16s")
 assert _PROLOGUE.size == PROLOGUE_BYTES
 
-U64 = npt.NDArray[np.uint64]
+__all__ = ["PROLOGUE_BYTES", "Header", "Place", "decode", "encode", "index_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
