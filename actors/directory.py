@@ -13,7 +13,7 @@ from ..fabric.directory import DirectoryCore
 from ..fabric.doors import Rest
 from ..fabric.effects import Effect, Event, Received, Send, Tick
 from ..fabric.identity import join_vector
-from ..fabric.messages import Birth, Member
+from ..fabric.messages import Birth, Member, ShardMap
 from .clock import Clock
 from .service import Service
 from .spec import FabricSpec
@@ -39,7 +39,8 @@ class Directory(Service):
             testing=spec.testing,
         )
         self.mesh.unreachable = frozenset(setup["unreachable"])
-        self.core = DirectoryCore(self.address, spec.model, self.incarnation)
+        shards = ShardMap(*setup["shard_map"]) if "shard_map" in setup else None
+        self.core = DirectoryCore(self.address, spec.model, self.incarnation, shards=shards)
         self._alarm: asyncio.TimerHandle | None = None
 
     async def start(self) -> bytes:
@@ -76,6 +77,9 @@ class Directory(Service):
         seen = tuple((h, s.incarnation, s.seq) for h, s in self.core.streams.items())
         return replace(super().rest(request), seen=seen)
 
+    def run_due(self) -> None:
+        self._feed(Tick())
+
     def status(self) -> str:
         streams = self.core.streams
         return json.dumps(
@@ -83,6 +87,7 @@ class Directory(Service):
                 "address": self.address,
                 "pid": os.getpid(),
                 "epoch": self.core.epoch,
+                "shards": list(self.core.router.shards),
                 "requests_refused": self.requests_refused,
                 "holders": {
                     h: {"incarnation": s.incarnation, "seq": s.seq, "behind": s.behind_since_s is not None}

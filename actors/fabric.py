@@ -20,6 +20,7 @@ from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
 from .info import FabricInfo
 from .session import Session
+from .shards import DIRECTORY_SHARDS_MAX
 from .spec import FabricSpec
 from .supervisor import DIRECTORY, Supervisor, actor_name
 
@@ -47,7 +48,7 @@ class Fabric:
 
     @property
     def directory(self) -> Any:
-        """The directory's Ray actor handle: ``request(bytes) -> bytes`` takes wire records."""
+        """The first directory shard's Ray actor handle: ``request(bytes) -> bytes`` takes wire records."""
         return self._handle(DIRECTORY)
 
     def holder(self, node: str | None = None, gpu: int = 0) -> Any:
@@ -85,6 +86,19 @@ class Fabric:
     def bypass(self, on: bool) -> None:
         """Answer recompute to every acquire, or stop doing so."""
         ray_api.call(self._supervisor.set_bypass.remote(on))
+
+    def reshard(self, directory_shards: int, *, timeout_s: float = 60.0) -> None:
+        """Spread the directory over so many processes; only what must move does, and answers go on meanwhile.
+
+        Raises FabricError for a number out of 1..64, or if the shards are not up in time.
+        """
+        if not 1 <= directory_shards <= DIRECTORY_SHARDS_MAX:
+            raise FabricError(f"directory_shards: {directory_shards} is not within 1..{DIRECTORY_SHARDS_MAX}")
+        missing = ray_api.call(
+            self._supervisor.set_directory_shards.remote(directory_shards, timeout_s), timeout_s + 10.0
+        )
+        if missing:
+            raise FabricError(f"fabric {self.name!r}: {missing}")
 
     def drain(self, node: str) -> None:
         """Stop granting on a node (its Ray id or a prefix of it); live leases run out.

@@ -62,6 +62,7 @@ from ..fabric.messages import (
     ReadSlots,
     Regions,
     RegionsRequest,
+    ShardMap,
     SlotsRequest,
     WriteSlots,
 )
@@ -115,6 +116,7 @@ class Holder(Service):
             node=self.node,
             shards=self.shards,
             directory=setup["directory"],
+            shard_map=ShardMap(*setup["shard_map"]) if "shard_map" in setup else None,
             verify_always=spec.verify == "always",
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,

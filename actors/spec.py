@@ -18,6 +18,7 @@ from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
 from ..fabric.kinds import ObjectKind, SpecError
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
+from .shards import DIRECTORY_SHARDS_MAX
 
 SLOTS_MAX = 1 << 24
 
@@ -110,6 +111,7 @@ class FabricSpec(BaseModel):
     """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
     equally many tokens; ``slots`` names a group's slots a shard instead.
 
+    ``directory_shards``: how many processes the directory is spread over.
     ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
     ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
@@ -124,6 +126,7 @@ class FabricSpec(BaseModel):
     memory_bytes: int = Field(default=256 << 20, ge=1 << 16)
     slots: dict[str, int] = Field(default_factory=dict)
     holders_per_node: int = Field(default=1, ge=1, le=64)
+    directory_shards: int = Field(default=1, ge=1, le=DIRECTORY_SHARDS_MAX)
     node_resource: str | tuple[str, ...] | None = None
     node_slots: dict[str, dict[str, int]] = Field(default_factory=dict)
     testing: bool = False

@@ -46,6 +46,7 @@ from .holder import Holder
 from .info import FabricInfo, check_vector
 from .mesh import Mesh
 from .rehearsal import Rehearsed, door_setup
+from .shards import DirectoryShards, is_directory, shard_names
 from .spec import FabricSpec, new_secret
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Supervisor(Rehearsed):
         self._closing = False
         self._nodes: dict[str, ray_api.Node] = {}
         self.mesh: Mesh | None = None
+        self.shards = DirectoryShards(self.spec.directory_shards)
 
     # --- loop ----------------------------------------------------------------------------------
 
@@ -109,6 +111,7 @@ class Supervisor(Rehearsed):
         for handle in left:
             await self._in_thread(functools.partial(ray_api.kill, handle))
         self.core.inherited = bool(left)
+        await self._put_shards_in_force()
         self._spawn(self._renew())
         self._spawn(self._loop())
 
@@ -134,13 +137,18 @@ class Supervisor(Rehearsed):
             return
         self._nodes = {n.node: n for n in nodes}
         self._feed(Observed(tuple(self._wanted(nodes)), frozenset(self._nodes)))
+        if self.shards.due({a for a, p in self.core.processes.items() if p.life is Life.UP}):
+            await self._put_shards_in_force()
         for address, process in self.core.processes.items():
             if process.life is Life.SILENT and process.member is not None:
                 self._ask_for(address, process.member.incarnation)
 
     def _wanted(self, nodes: Iterable[ray_api.Node]) -> Iterable[Wanted]:
         hosts = [n for n in nodes if self.spec.takes(n.resources)]
-        wanted = [Wanted(DIRECTORY, self._directory_node(hosts))] if hosts else []
+        wanted: list[Wanted] = []
+        if hosts:
+            shards = self.shards.wanted(self.clock.now())
+            wanted += [Wanted(shard, self._directory_node(shard, hosts, n)) for n, shard in enumerate(shards)]
         wanted += [
             Wanted(holder_address(node.node, place), node.node, self.spec.shards_of(place))
             for node in hosts
@@ -149,13 +157,19 @@ class Supervisor(Rehearsed):
         # Whom a rehearsal keeps away is wanted until it is known to have ended, or it would be closed and not killed.
         return (w for w in wanted if w.address not in self.kept_away or w.address in self.core.processes)
 
-    def _directory_node(self, hosts: list[ray_api.Node]) -> str:
-        """Where the directory is, or should go: off the head where there is a choice."""
-        known = self.core.processes.get(DIRECTORY)
+    def _directory_node(self, shard: str, hosts: list[ray_api.Node], number: int) -> str:
+        """Where a shard is, or should go: spread over the nodes, off the head where there is a choice."""
+        known = self.core.processes.get(shard)
         if known is not None and known.wanted.node in self._nodes:
             return known.wanted.node
         workers = [n for n in hosts if "node:__internal_head__" not in n.resources]
-        return min(workers or hosts, key=lambda n: n.node).node
+        places = sorted(n.node for n in workers or hosts)
+        return places[number % len(places)]
+
+    async def _put_shards_in_force(self) -> None:
+        """A shard map with a number above every earlier one; everyone is told."""
+        epoch = await self._in_thread(lambda: ray_api.next_count(f"{self.fabric}/shard_map"))
+        self._carry_out(self.core.set_shards(self.shards.next_map(epoch, self.clock.now())))
 
     # --- the core ------------------------------------------------------------------------------
 
@@ -266,11 +280,12 @@ class Supervisor(Rehearsed):
             "spec": self.spec.model_dump_json(),
             "shards": list(wanted.shards),
             "directory": DIRECTORY,
+            "shard_map": [self.shards.map.epoch, list(self.shards.map.shards)],
             "weights": self.core.weights,
             "slots": self.spec.slots_on(node.resources if node is not None else {}),
             **door_setup(self, wanted.address),
         }
-        cls = Directory if wanted.address == DIRECTORY else Holder
+        cls = Directory if is_directory(wanted.address) else Holder
         name = actor_name(self.fabric, wanted.address, incarnation)
         handle = await self._in_thread(lambda: ray_api.start_actor(cls, name, setup, node=wanted.node or None))
         self._lives[wanted.address, incarnation] = handle
@@ -297,7 +312,7 @@ class Supervisor(Rehearsed):
         while True:
             processes = self.core.processes
             missing = [a for a, p in processes.items() if p.life is not Life.UP]
-            if DIRECTORY in processes and len(processes) > 1 and not missing:
+            if DIRECTORY in processes and any(not is_directory(a) for a in processes) and not missing:
                 await self._told()
                 return ""
             if time.monotonic() >= deadline:
@@ -340,8 +355,8 @@ class Supervisor(Rehearsed):
                 "weights": self.weights,
                 "bypassed": self.core.bypassed,
                 "processes": processes,
-                "directory": [r for r in replies if r.get("address") == DIRECTORY],
-                "holders": [r for r in replies if r.get("address") != DIRECTORY],
+                "directory": [r for r in replies if is_directory(r.get("address", ""))],
+                "holders": [r for r in replies if not is_directory(r.get("address", ""))],
             }
         )
 
@@ -374,11 +389,23 @@ class Supervisor(Rehearsed):
         self._carry_out(self.core.set_mode(drain=found[0]))
         await self._told()
 
+    async def set_directory_shards(self, count: int, timeout_s: float) -> str:
+        """Spread the directory over so many processes. "" once everyone is told, else what is missing."""
+        self.shards.count = count
+        deadline = time.monotonic() + timeout_s
+        await self._look()
+        while self.shards.map.shards != shard_names(count):
+            if time.monotonic() >= deadline:
+                return f"the directory is not spread over {count} processes after {timeout_s:.0f} s"
+            await asyncio.sleep(0.1)
+        await self._told()
+        return ""
+
     async def shutdown(self) -> None:
         """End every process but this one: the holders at once, then the directory they speak to."""
         self._closing = True
         for directories in (False, True):
-            keys = [key for key in self._lives if (key[0] == DIRECTORY) is directories]
+            keys = [key for key in self._lives if is_directory(key[0]) is directories]
             await asyncio.gather(*(self._stop(*key) for key in keys))
         if self.mesh is not None:
             await self.mesh.close()

@@ -45,6 +45,8 @@ class HolderConfig:
     node: str
     shards: tuple[int, ...] = (0,)
     directory: str = "directory:0"
+    shard_map: ShardMap | None = None
+    """The directory's shards; None where ``directory`` is the only one."""
     verify_always: bool = False
     request_timeout_s: float = 2.0
     room_poll_s: float = 0.25
@@ -88,7 +90,7 @@ class HolderContext:
         self.arena = arena
         self.incarnation = incarnation
         self.books = Books(model, config.shards, arena, config.limits)
-        self.router = Router(ShardMap(0, (config.directory,)))
+        self.router = Router(config.shard_map or ShardMap(0, (config.directory,)))
         """Which directory shard answers for which part of a chain."""
         self.changes_told = 0
         """Changes of objects handed to the event streams, over this life."""

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from .effects import Received, Send, Undeliverable
-from .messages import GrantSeen, GrantUntil, HolderGone, Member, Members, SetMode, SetWeights
+from .messages import GrantSeen, GrantUntil, HolderGone, Member, Members, SetMode, SetWeights, ShardMap
 
 SUPERVISOR = "supervisor"
 """The supervisor's address: what it alone may say is taken from no one else."""
@@ -156,6 +156,8 @@ class SupervisorCore:
     restarts: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     incarnation: int = 0
+    shard_map: ShardMap | None = None
+    """The directory's shards, once they are told."""
     _weights_number: int = 0
     _mode_number: int = 0
     _unsettled: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -240,6 +242,8 @@ class SupervisorCore:
         self._grant(self.processes[member.address], now)
         self._effects.append(Send(member.address, self._set_weights()))
         self._effects.append(Send(member.address, self._set_mode(member.node)))
+        if self.shard_map is not None:
+            self._effects.append(Send(member.address, self.shard_map))
 
     def _exited(self, event: Exited, now: float) -> None:
         process = self.processes.get(event.address)
@@ -339,10 +343,15 @@ class SupervisorCore:
             if p.member is not None
         ]
 
+    def set_shards(self, shard_map: ShardMap) -> list[SupervisorEffect]:
+        """Put a shard map in force: everyone is told, now and whoever starts later."""
+        self.shard_map = shard_map
+        return [Send(a, shard_map) for a in self._up()]
+
     def _up(self) -> list[str]:
         return [a for a, p in self.processes.items() if p.life is Life.UP]
 
 
 def is_supervisor_message(message: Any) -> bool:
     """Whether a record is one that only the supervisor may send."""
-    return isinstance(message, GrantUntil | SetWeights | SetMode | HolderGone | Members)
+    return isinstance(message, GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members)
