@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .effects import Effect, Event, Received, Send
-from .index import ChainIndex, IndexLimits
+from .index import GONE, ON_TIER, ChainIndex, IndexLimits
 from .messages import (
     DumpPart,
     EventBatch,
@@ -40,6 +40,8 @@ FENCES_MAX = 4 * HOLDERS_MAX
 EARLY_MAX = 16
 """Batches of one holder kept while an earlier one is missing."""
 WAITING_MAX = 1024
+OBJECTS_MAX = 1 << 26
+"""Objects of one chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +297,19 @@ class DirectoryCore:
             self._send(holder, EventsSeen(self.name, self.epoch, stream.incarnation, 0, True))
 
     def _owned(self, runs: Iterable[EventRun], map_epoch: int) -> Iterable[EventRun]:
-        """Those of a batch's runs that are this shard's by its own map."""
-        if map_epoch == self.router.map.epoch:
-            return runs
-        return [run for run in runs if self._owns(run.anchor)]
+        """Those of a batch's runs that make sense and are this shard's by its own map."""
+        told = map_epoch == self.router.map.epoch
+        return [run for run in runs if self._makes_sense(run) and (told or self._owns(run.anchor))]
+
+    def _makes_sense(self, run: EventRun) -> bool:
+        lane, groups = run.lane, self.model.groups
+        return (
+            0 <= lane.group < len(groups)
+            and 0 <= lane.shard < self.model.shards
+            and GONE <= lane.state <= ON_TIER
+            and run.unit == groups[lane.group].unit_tokens
+            and 0 <= run.first < OBJECTS_MAX
+        )
 
     def _owns(self, anchor: bytes) -> bool:
         return self.router.owner(anchor) == self.name

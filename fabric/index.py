@@ -137,6 +137,11 @@ class ChainIndex:
         return objects
 
     def _event(self, life: int, event: EventRun, opened: Opened) -> None:
+        base = event.first % SEGMENT_OBJECTS
+        digests = event.digests
+        count = min(len(digests) // KEY, SEGMENT_OBJECTS - base)
+        if count <= 0 or len(event.anchor) != KEY or (base == 0 and digests[:KEY] != event.anchor):
+            return
         table = self.tables.get(event.unit)
         if table is None:
             table = self.tables[event.unit] = {}
@@ -149,11 +154,9 @@ class ChainIndex:
             self.bytes_used += SEGMENT_BYTES
         else:
             segment.used = True
-        base = event.first % SEGMENT_OBJECTS
-        digests = event.digests
-        count = min(len(digests) // KEY, SEGMENT_OBJECTS - base)
         lane = self._lane(event.lane)
-        versions = np.frombuffer(event.versions, dtype="<u8") if event.versions else None
+        told = len(event.versions) == 8 * (len(digests) // KEY)
+        versions = np.frombuffer(event.versions, dtype="<u8") if told and event.versions else None
         at = 0
         before = segment.find(base - 1, event.parent) if base and self._asks_parent(segment, base, digests) else None
         while at < count:

@@ -20,7 +20,7 @@ import msgpack
 from .kinds import WireError
 
 SCHEMA = 1
-SCHEMAS_READ = (SCHEMA,)
+SCHEMAS_READ = tuple(range(max(1, SCHEMA - 1), SCHEMA + 1))
 FRAME_BYTES_MAX = 64 << 20
 
 Bits = Annotated[int, "bitmap"]
