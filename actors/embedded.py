@@ -19,11 +19,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..fabric.kinds import FabricError
 from ..transport.nixl_settings import nixl_environment
 from . import ray_api, sweeper
 
 OBJECT_STORE_BYTES = 80 << 20
 SWEEP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 
 _HEAD = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
 """No dashboard, no autoscaler, nobody who tails logs for a driver that asks for none: two processes fewer."""
@@ -56,12 +58,18 @@ class EmbeddedCluster:
 
     @classmethod
     def start(cls, nodes: int) -> EmbeddedCluster:
-        """Start ``nodes`` nodes and connect. Must run on the main thread (Ray installs a signal handler)."""
+        """Start ``nodes`` nodes and connect. Must run on the main thread (Ray installs a signal handler).
+
+        Raises FabricError if Ray does not bring them up, as on a machine that is too busy for its 30 s a node.
+        """
         made = cls()
         try:
             made._start(nodes)
-        except BaseException:
+        except BaseException as error:
             made.close()
+            if isinstance(error, Exception):  # Ray raises bare ones here
+                text = str(error).strip() or type(error).__name__
+                raise FabricError(f"the embedded cluster did not start: {text.splitlines()[0]}") from error
             raise
         EmbeddedCluster.current = made
         return made
@@ -83,7 +91,7 @@ class EmbeddedCluster:
                     resources={f"kvfabric_node_{number}": 1},
                     **(_HEAD if number == 0 else {"wait": False}),
                 )
-            self._cluster.wait_for_nodes()
+            self._cluster.wait_for_nodes(START_TIMEOUT_S)
             ray_api.ray().init(
                 address=self._cluster.address,
                 namespace=ray_api.NAMESPACE,
