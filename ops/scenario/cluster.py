@@ -227,6 +227,7 @@ class ClusterWorld:
 
     async def _settle(self) -> None:
         """Every event of a reachable holder is applied: one whose events were lost on the way tells all."""
+        behind: list[str] = []
         for _ in range(SETTLE_ROUNDS_MAX):
             await self._pump()
             behind = self._behind()
