@@ -175,10 +175,13 @@ def launch(
             embedded = EmbeddedCluster.start(nodes)
     if embedded is not None:
         embedded.users += 1
+    started = None
     try:
         supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
         if supervisor is None:
-            supervisor = ray_api.start_actor(Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json())
+            supervisor = started = ray_api.start_actor(
+                Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json()
+            )
         ray_api.call(supervisor.run.remote(), timeout_s)
         missing = ray_api.call(supervisor.ready.remote(timeout_s), timeout_s + 10.0)
         if missing:
@@ -194,8 +197,10 @@ def launch(
     except BaseException:
         if embedded is not None:
             embedded.users -= 1
-            if not embedded.users:
-                embedded.close()
+        if embedded is not None and not embedded.users:
+            embedded.close()
+        elif started is not None:
+            _end(name, started)
         raise
 
 

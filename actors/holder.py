@@ -49,7 +49,7 @@ from ..fabric.effects import (
 from ..fabric.holder import HolderCore
 from ..fabric.identity import join_vector
 from ..fabric.invariants import slots_lost
-from ..fabric.kinds import FabricError, Reason, WireError
+from ..fabric.kinds import FabricError, Reason, SpecError, WireError
 from ..fabric.messages import (
     ArenaReply,
     ArenaRequest,
@@ -70,7 +70,7 @@ from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
 from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
-from ..transport.memfd import ArenaMemory
+from ..transport.memfd import ArenaMemory, memory_available_bytes
 from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
@@ -109,7 +109,14 @@ class Holder(Service):
         self.mesh.unreachable = frozenset(setup["unreachable"])
         self.spec = spec
         self.shards: tuple[int, ...] = tuple(setup["shards"])
-        self.memory = ArenaMemory.create(spec.layout(self.shards, setup["slots"]), self.incarnation)
+        layout = spec.layout(self.shards, setup["slots"])
+        available = memory_available_bytes()
+        if layout.size_bytes > available:  # the kernel would end this process when it runs out, not refuse now
+            raise SpecError(
+                f"memory_bytes, slots: an arena of {layout.size_bytes} bytes does not fit the"
+                f" {available} bytes of free memory on node {self.node[:12]}"
+            )
+        self.memory = ArenaMemory.create(layout, self.incarnation)
         self._for_readers, self._for_writers = self.memory.read_only_fd(), self.memory.read_write_fd()
         config = HolderConfig(
             holder=self.address,

@@ -144,7 +144,19 @@ def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         raise Unavailable(_first_line(error)) from None
 
 
-def _first_line(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
+    """Why a remote call failed, in one line: what the method or the actor's constructor raised, without Ray's frame."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, FabricError):
+        return _first_line(cause)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = next((line for line in reversed(lines) if line.startswith("kvfabric.")), None)
+    if raised is not None:
+        return raised.partition(": ")[2] or raised
+    return lines[0] if lines else repr(error)
+
+
+def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

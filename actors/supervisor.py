@@ -55,6 +55,8 @@ DIRECTORY = "directory:0"
 RECONCILE_S = 1.0
 PING_TIMEOUT_S = 3.0
 STATUS_TIMEOUT_S = 5.0
+STARTS_TRIED = 3
+"""Whoever waits for processes that failed to start so often is told; the supervisor goes on trying."""
 TOLD_TIMEOUT_S = 3.0
 WEIGHTS_KNOWN_MAX = 1024
 
@@ -253,7 +255,7 @@ class Supervisor(Rehearsed):
                 key = wanted.address, await self._in_thread(lambda: ray_api.next_count(counter))
                 birth = await self._start_process(wanted, key[1])
         except Exception as error:  # noqa: BLE001 - whatever it was, the start failed and is tried again
-            detail = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+            detail = ray_api.reason_of(error)
             logger.warning("%s did not start: %s", wanted.address, detail)
             if key is not None:
                 await self._stop(*key)
@@ -310,16 +312,16 @@ class Supervisor(Rehearsed):
         """Wait until the directory and a holder for every wanted place are up. "" or what is missing."""
         deadline = time.monotonic() + timeout_s
         while True:
-            processes = self.core.processes
-            missing = [a for a, p in processes.items() if p.life is not Life.UP]
-            if DIRECTORY in processes and any(not is_directory(a) for a in processes) and not missing:
+            up = {a for a, p in self.core.processes.items() if p.life is Life.UP}
+            missing = sorted(self.core.wanted - up)
+            if any(not is_directory(a) for a in self.core.wanted) and not missing:
                 await self._told()
                 return ""
-            if time.monotonic() >= deadline:
+            hopeless = missing and all(self.core.failed_starts(a) >= STARTS_TRIED for a in missing)
+            if hopeless or time.monotonic() >= deadline:
                 why = "; ".join(f"{a}: {d}" for a, d in self.core.failures.items())
-                return (
-                    f"not up after {timeout_s:.0f} s: {', '.join(missing) or 'no node takes a holder'}. {why}".strip()
-                )
+                waited_s = timeout_s - max(deadline - time.monotonic(), 0.0)
+                return f"not up after {waited_s:.0f} s: {why or ', '.join(missing) or 'no node takes a holder'}"
             self._started.clear()
             try:
                 await asyncio.wait_for(self._started.wait(), 0.2)

@@ -152,6 +152,8 @@ class SupervisorCore:
     retired: tuple[bytes, ...] = ()
     bypassed: bool = False
     draining: set[str] = field(default_factory=set)
+    wanted: frozenset[str] = frozenset()
+    """Addresses that ought to be up, as last seen."""
     processes: dict[str, Process] = field(default_factory=dict)
     restarts: int = 0
     failures: dict[str, str] = field(default_factory=dict)
@@ -191,6 +193,7 @@ class SupervisorCore:
     # --- processes -----------------------------------------------------------------------------
 
     def _reconcile(self, seen: Observed, now: float) -> None:
+        self.wanted = frozenset(w.address for w in seen.wanted)
         wanted = {w.address: w for w in seen.wanted}
         for address, process in list(self.processes.items()):
             if address not in wanted and process.life is Life.UP and process.member is not None:
@@ -213,6 +216,10 @@ class SupervisorCore:
         if self.inherited and now - self.started_s < self.config.grant_s:
             return False
         return now >= self._unsettled.get(address, (0, 0.0))[1]
+
+    def failed_starts(self, address: str) -> int:
+        """How often in a row a process failed to start, or to stay up."""
+        return self._unsettled.get(address, (0, 0.0))[0]
 
     def _start_failed(self, address: str, detail: str, now: float) -> None:
         process = self.processes.pop(address, None)

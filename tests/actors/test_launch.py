@@ -1,0 +1,83 @@
+"""Launching: on a user's own Ray cluster, and what is said where something cannot start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvfabric
+from kvfabric import Fabric, FabricError, SpecError
+
+from .stories import spec
+
+OWN_CLUSTER = """
+import numpy as np
+import ray
+
+import kvfabric
+
+GROUPS = [{"name": "kv", "kind": "compressed_history", "block_tokens": 16, "block_bytes": 4096}]
+
+ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+spec = {"model": {"groups": GROUPS}, "memory_bytes": 1 << 20,
+        "transport": {"links": ["nixl", "tcp"], "nixl_backend": "NO_SUCH_BACKEND"}}
+with kvfabric.launch(spec) as fabric, kvfabric.connect() as session:
+    tokens = list(range(40))
+    assert session.publish(tokens, {"kv": {i: np.full(4096, i, np.uint8) for i in range(2)}}).ok
+    answer = session.acquire(tokens)
+    print(answer.status, answer.tokens, fabric.status()["holders"][0]["links"])
+    answer.cancel()
+assert ray.is_initialized()  # the cluster is the user's
+print(len(ray.util.list_named_actors(all_namespaces=True)), "actors are left")
+answer = session.acquire(tokens)
+print(answer.status, answer.cause.reason)
+"""
+
+
+def test_on_a_users_own_cluster_a_fabric_comes_and_goes_and_a_dead_link_is_named_once(tmp_path: Path) -> None:
+    script = tmp_path / "own_cluster.py"
+    script.write_text(OWN_CLUSTER)
+    ran = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["FULL_HIT 32 ['tcp']", "0 actors are left", "MISS holder_lost"]
+    assert re.fullmatch(r"fabric default: link nixl is not used: unavailable: NIXL.*NO_SUCH_BACKEND.*\n", ran.stderr), (
+        ran.stderr
+    )
+
+
+def test_a_spec_that_no_node_can_hold_is_refused_in_one_line_and_leaves_nothing(fabric: Fabric) -> None:
+    greedy = spec(memory_bytes=1 << 42, node_resource="kvfabric_node_0")
+    with pytest.raises(FabricError, match=r"fabric 'greedy': not up after .* memory_bytes, slots: an arena of") as said:
+        kvfabric.launch(greedy, name="greedy", timeout_s=60.0)
+    assert "\n" not in str(said.value)
+    with pytest.raises(FabricError, match="no fabric 'greedy' runs"):
+        kvfabric.connect("greedy")
+
+
+def test_a_fabric_that_finds_no_node_says_so(fabric: Fabric) -> None:
+    with pytest.raises(FabricError, match="'nowhere': not up after 2 s: no node takes a holder"):
+        kvfabric.launch(spec(node_resource="no_such_resource"), name="nowhere", timeout_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory_bytes": 1}, "memory_bytes"),
+        ({"slots": {"kv": 3}}, "slots.kv: the model has no such group"),
+        ({"transport": {"links": ["carrier_pigeon"]}}, "links"),
+        ({"holders_per_node": 3}, "holders_per_node"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_bad_spec_is_refused_before_anything_starts(change: dict[str, object], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        kvfabric.launch(spec(**change), name="bad")
+
+
+def test_a_spec_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no_such\.yaml"):
+        kvfabric.launch(tmp_path / "no_such.yaml")
