@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..fabric.explanation import Explanation
+from ..fabric.memo import Remembered
+from ..fabric.ranking import NodeRank
 from .attempt import Attempt, Stored
 from .lease import Lease
 from .session import Answer, ObjectsByGroup, Parked, Session
@@ -53,6 +55,18 @@ class AsyncSession:
     async def probe(self, tokens: Any, **kwargs: Any) -> Answer:
         """See :meth:`Session.probe`."""
         return await self._run(self.session.probe, tokens, **kwargs)
+
+    def probe_nowait(self, tokens: Any, **kwargs: Any) -> Remembered | None:
+        """See :meth:`Session.probe_nowait`; it never waits, so there is nothing to await."""
+        return self.session.probe_nowait(tokens, **kwargs)
+
+    async def match_many(self, prompts: Iterable[Any], **kwargs: Any) -> list[Answer]:
+        """See :meth:`Session.match_many`."""
+        return await self._run(self.session.match_many, prompts, **kwargs)
+
+    async def rank(self, tokens: Any, **kwargs: Any) -> list[NodeRank]:
+        """See :meth:`Session.rank`."""
+        return await self._run(self.session.rank, tokens, **kwargs)
 
     async def explain(self, tokens: Any, **kwargs: Any) -> Explanation:
         """See :meth:`Session.explain`."""

@@ -10,6 +10,7 @@ are private memory of this process: a copy still under way ends harmlessly.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,11 @@ class Attempt:
     Dropping it without either quarantines its slots until this process's connection ends.
     """
 
-    def __init__(self, model: ModelSpec, client: HolderClient, begun: StoreBegun) -> None:
+    def __init__(
+        self, model: ModelSpec, client: HolderClient, begun: StoreBegun, stored: Callable[[Done], None] | None = None
+    ) -> None:
         self._client = client
+        self._stored = stored
         self._number = begun.attempt
         self._order: list[tuple[str, int, int]] = []
         for run in begun.slots:
@@ -81,6 +85,8 @@ class Attempt:
             done = self._client.call(StoreCommit(request_id(), self._number, b"".join(sums)), Done)
         except HolderLost:
             return Stored(Reason.HOLDER_LOST)
+        if self._stored is not None and done.refused is None:
+            self._stored(done)
         return Stored(done.refused)
 
     def abort(self) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..fabric import wire
@@ -94,6 +95,19 @@ class HolderClient:
                 return reply
         client.close()
         return reply
+
+    def call_many(self, records: Sequence[Any], expect: type[R], timeout_s: float) -> list[R]:
+        """All requests at once over a connection of its own, their replies in order. Raises HolderLost."""
+        client = self._connect()
+        try:
+            answers = client.request_many([wire.encode(record) for record in records], timeout_s)
+        except ConnectionLost as error:
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        except RequestTimedOut as error:
+            raise HolderSilent(f"holder {self.member.address}: {error}") from None
+        finally:
+            client.close()
+        return [expect_reply(wire.decode(answer.payload), expect) for answer in answers]
 
     def _patiently(self, client: BlockingClient, record: Any, expect: type[R], deadline: float) -> R:
         while True:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from ..fabric.kinds import FabricError, SpecError
 from ..fabric.model import ModelSpec
 from ..fabric.passport import AbiPassport
+from ..fabric.ranking import NodeRank
 from . import ray_api
 from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
@@ -41,6 +42,7 @@ class Fabric:
         self.spec = spec
         self._supervisor = supervisor
         self._embedded = embedded
+        self._session: Session | None = None
 
     def status(self) -> dict[str, Any]:
         """Every process, pool, lease and link, as plain data."""
@@ -75,6 +77,15 @@ class Fabric:
     def info(self) -> FabricInfo:
         """What a process learns when it connects."""
         return FabricInfo.decode(ray_api.call(self._supervisor.describe.remote()), ray_api.my_node())
+
+    def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
+        """Where to send a request: :meth:`Session.rank` of a session of this process's node.
+
+        Without a holder on this node nothing can be asked: every node is then told with 0 tokens.
+        """
+        if self._session is None:
+            self._session = connect(self.name)
+        return self._session.rank(tokens, **key)
 
     def update_weights(self, revision: str) -> None:
         """Put a weights revision in force: everything older is unreachable once this returns.
@@ -111,6 +122,9 @@ class Fabric:
         """End the fabric's processes, and the embedded cluster with the last fabric on it. Idempotent."""
         supervisor, self._supervisor = self._supervisor, None
         embedded, self._embedded = self._embedded, None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
         try:
             if supervisor is not None:
                 _end(self.name, supervisor)

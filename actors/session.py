@@ -24,11 +24,13 @@ from ..fabric.explanation import Explanation
 from ..fabric.growth import retired_by_growth
 from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_digest16
 from ..fabric.kinds import Cause, FabricError, Reason, Status, cause_of
+from ..fabric.memo import Remembered
 from ..fabric.messages import (
     Acquire,
     Cancel,
     Done,
     LeaseGrant,
+    Mark,
     Objects,
     Park,
     Prompt,
@@ -39,12 +41,15 @@ from ..fabric.messages import (
 from ..fabric.messages import Answer as WireAnswer
 from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi, AbiPassport
+from ..fabric.planner import View
+from ..fabric.ranking import NodeRank, rank_nodes
 from .attempt import Attempt, Stored, copy_into
 from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
 from .graph import Graph
 from .info import FabricInfo
 from .lease import Lease
+from .lookahead import Lookahead, in_turn
 
 Bytes = npt.NDArray[np.uint8]
 ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
@@ -52,6 +57,8 @@ T = TypeVar("T")
 
 ACQUIRE_TIMEOUT_S = 150.0
 REFRESH_S = 0.5
+MARK_S = 5.0
+"""How long a look-up insists on seeing this session's own write: later the directory knows it or was restarted."""
 
 
 @dataclass(slots=True)
@@ -120,6 +127,9 @@ class Session:
         self._weights_digest = weights_digest16(self._weights)
         self._abis = tuple(self._passport_of(group.name).abi() for group in self.model.groups)
         self._readers: tuple[str, ...] = ()
+        self._marks: dict[str, tuple[float, Mark]] = {}
+        """By holder: how far its changes had got with this session's last write, and until when that matters."""
+        self._lookahead = Lookahead(self.model.grid_tokens, self._probe)
         self._pick()
 
     # --- where ---------------------------------------------------------------------------------
@@ -191,6 +201,7 @@ class Session:
                 raise FabricError(f"fabric {self.name!r} runs another model now: connect anew")
             self._info = info
             self._pick()
+        self._lookahead.forget()
 
     # --- prompts -------------------------------------------------------------------------------
 
@@ -310,7 +321,7 @@ class Session:
             begun = client.call(message, StoreBegun)
             if begun.refused is not None:
                 return Stored(begun.refused, begun.group)
-            return Attempt(self.model, client, begun)
+            return Attempt(self.model, client, begun, partial(self._wrote, keys, client))
 
         try:
             return self._again(ask)
@@ -353,6 +364,21 @@ class Session:
         """
         return Graph.register(lease.grant, {part.holder: self._client(part.holder) for part in lease.grant.parts})
 
+    def _wrote(self, keys: PromptKeys, client: HolderClient, done: Done) -> None:
+        """Remember what this session stored: its next look-ups see it, and no old answer hides it."""
+        self._lookahead.wrote(keys)
+        with self._lock:
+            self._marks.pop(client.member.address, None)
+            mark = Mark(client.member.address, client.member.incarnation, done.mark)
+            self._marks[client.member.address] = (time.monotonic() + MARK_S, mark)
+
+    def _fresh_marks(self) -> tuple[Mark, ...]:
+        """Where the directory must have got for this session to see its own writes; none once they are old."""
+        now = time.monotonic()
+        with self._lock:
+            self._marks = {a: kept for a, kept in self._marks.items() if now < kept[0]}
+            return tuple(mark for _, mark in self._marks.values())
+
     # --- asking --------------------------------------------------------------------------------
 
     def acquire(
@@ -382,8 +408,9 @@ class Session:
         """
         if not 0 < lease_s <= self._info.spec.lease_s_max:
             raise FabricError(f"lease_s: {lease_s} is not within 0..{self._info.spec.lease_s_max}")
+        keys = self._keys(tokens, key)
         message = self._acquire(
-            self._keys(tokens, key),
+            keys,
             lease_s=lease_s,
             wait_s=wait_s,
             min_tokens=min_tokens,
@@ -397,7 +424,9 @@ class Session:
         if parked is not None:
             message = replace(message, age_s=max(asked_s - parked.asked_s, 0.0))
             asked_s = parked.asked_s
-        answer = self._answer(self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0)), message.request)
+        reply = self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0))
+        self._lookahead.heard(keys, reply)
+        answer = self._answer(reply, message.request)
         if answer.lease is not None:
             self._asked[answer.lease] = asked_s
         return answer
@@ -433,7 +462,58 @@ class Session:
 
     def probe(self, tokens: Any, **key: Any) -> Answer:
         """What an acquire would find; pins and starts nothing. State only on disk is PENDING."""
-        return self._answer(self._ask(self._acquire(self._keys(tokens, key), probe=True), ACQUIRE_TIMEOUT_S))
+        return self._answer(self._probe(self._keys(tokens, key)))
+
+    def _probe(self, keys: PromptKeys) -> WireAnswer:
+        reply = self._ask(self._acquire(keys, probe=True), ACQUIRE_TIMEOUT_S)
+        self._lookahead.heard(keys, reply)
+        return reply
+
+    def probe_nowait(self, tokens: Any, **key: Any) -> Remembered | None:
+        """What was heard of this prompt in the last two seconds, at once; None where that is nothing.
+
+        Then it is asked in the background, so that the next call knows. A hint: only a lease promises.
+        """
+        return self._lookahead.recall(self._keys(tokens, key))
+
+    def match_many(self, prompts: Iterable[Any], **key: Any) -> list[Answer]:
+        """:meth:`probe` for a whole batch in one round trip; the answers in the prompts' order.
+
+        A prompt may be tokens or what :meth:`keys` made of them; KEY holds for those given as tokens.
+        """
+        batch = [p if isinstance(p, PromptKeys) else self._keys(p, key) for p in prompts]
+        messages = [self._acquire(keys, probe=True) for keys in batch]
+
+        def ask() -> list[WireAnswer]:
+            if "" in self._readers:
+                raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
+            to_them = [replace(message, readers=self._readers) for message in messages]
+            return self._client(self._readers[0]).call_many(to_them, WireAnswer, ACQUIRE_TIMEOUT_S)
+
+        try:
+            replies = self._again(ask) if messages else []
+        except HolderLost:
+            replies = in_turn(self._probe, batch)
+        for keys, reply in zip(batch, replies, strict=True):
+            self._lookahead.heard(keys, reply)
+        return [self._answer(reply) for reply in replies]
+
+    def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
+        """Every node that has a holder for each shard, best first: how far it could resume, what must be moved."""
+        message = self._acquire(self._keys(tokens, key), probe=True, explain=True)
+        reply = self._ask(message, ACQUIRE_TIMEOUT_S)
+        view = View(self.model, message.prompt, message.abis, message.readers)
+        view.columns = {(c.holder, c.group, c.shard): c for c in reply.columns}
+        view.unreachable, view.evicted = set(reply.unreachable), dict(reply.evicted)
+        return rank_nodes(view, self._readers_by_node())
+
+    def _readers_by_node(self) -> dict[str, tuple[str, ...]]:
+        nodes: dict[str, dict[int, str]] = {}
+        for member in sorted(self._info.members, key=lambda m: m.address, reverse=True):
+            for shard in member.shards:
+                nodes.setdefault(member.node, {})[shard] = member.address
+        every = range(self.model.shards)
+        return {node: tuple(by[s] for s in every) for node, by in nodes.items() if all(s in by for s in every)}
 
     def explain(self, tokens: Any, **key: Any) -> Explanation:
         """Per group, up to where it could serve, what cut the hit, and what would lengthen it."""
@@ -472,6 +552,7 @@ class Session:
             priority,
             deadline_s,
             explain,
+            marks=self._fresh_marks(),
         )
 
     def _ask(self, message: Acquire, timeout_s: float) -> WireAnswer:
@@ -518,6 +599,7 @@ class Session:
 
     def close(self) -> None:
         """End the connections. Open attempts are given up; leases run to their deadlines."""
+        self._lookahead.close()
         with self._lock:
             for client in self._clients.values():
                 client.close()

@@ -244,7 +244,7 @@ class Leader:
         """All ranks told what they have: enough here for the best there could be needs no directory."""
         self._learn_self(op)
         model, n, best = self.ctx.model, op.request.prompt.n, self._best(op)
-        if op.refusal is None and best and not model.drop_last_blocks:
+        if op.refusal is None and best and not model.drop_last_blocks and not op.request.explain:
             evidence = op.view.of_readers().evidence(tiers=False)
             if usable_position(model, evidence, n) == best:
                 self._plan(op)

@@ -43,9 +43,11 @@ def test_a_directory_grows_loses_a_shard_and_shrinks_and_prompts_stay_resumable(
     os.kill(victim["pid"], signal.SIGKILL)
     eventually(
         lambda: shards_of(fabric),
-        lambda found: len(found) == 3
-        and any(s["address"] == victim["address"] and s["epoch"] > victim["epoch"] for s in found)
-        and sum(shard["segments"] for shard in found) > everything,
+        lambda found: (
+            len(found) == 3
+            and any(s["address"] == victim["address"] and s["epoch"] > victim["epoch"] for s in found)
+            and sum(shard["segments"] for shard in found) > everything
+        ),
     )
     assert away.do(resumed, again) == (Status.FULL_HIT, 64, [])
 

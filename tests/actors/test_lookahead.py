@@ -1,0 +1,70 @@
+"""Look-ups for schedulers and routers, on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+import kvfabric
+from kvfabric import Fabric, Session, Status
+
+from .conftest import MAIN, Away
+from .stories import eventually, objects, prompt
+
+
+def test_a_scheduler_never_waits_and_knows_at_the_next_step(session: Session) -> None:
+    tokens = prompt("lookahead")
+    assert session.probe_nowait(tokens) is None
+    cold = eventually(lambda: session.probe_nowait(tokens), lambda known: known is not None)
+    assert (cold.tokens, cold.cold) == (0, True)
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    warm = eventually(lambda: session.probe_nowait(tokens), lambda known: known is not None)
+    assert (warm.tokens, warm.cold) == (64, False), "what this session stored hides behind no old answer"
+    with session.acquire(tokens).lease or nothing():
+        assert session.probe_nowait(tokens).tokens == 64
+
+
+def nothing():
+    raise AssertionError("no lease")
+
+
+def test_a_batch_is_matched_in_one_round_trip_in_order(session: Session) -> None:
+    stored, absent = prompt("batch"), prompt("no batch")
+    assert session.publish(stored, objects(session.model, stored)).ok
+    found = session.match_many([absent, stored, session.keys(stored), absent])
+    assert [answer.tokens for answer in found] == [0, 64, 64, 0]
+    assert [answer.status for answer in found] == [Status.MISS, Status.FULL_HIT, Status.FULL_HIT, Status.MISS]
+    assert session.match_many([]) == []
+
+
+def test_a_router_is_told_where_the_state_is(fabric: Fabric, session: Session) -> None:
+    tokens = prompt("ranked")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    here = fabric.info().node
+    ranks = fabric.rank(tokens)
+    assert len(ranks) == 2
+    assert (ranks[0].node, ranks[0].tokens, ranks[0].local_tokens, ranks[0].cost_bytes) == (here, 64, 64, 0)
+    assert (ranks[1].tokens, ranks[1].local_tokens) == (64, 0)
+    assert ranks[1].move_bytes > 0
+
+
+def test_a_session_elsewhere_sees_what_this_one_wrote_by_its_mark(session: Session, away: Away) -> None:
+    tokens = prompt("own writes")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    (mark,) = session._fresh_marks()
+    assert mark.mark > 0
+    probe = session._acquire(session.keys(tokens), probe=True)
+    assert probe.marks == (mark,)
+
+
+def test_every_verb_can_be_awaited(fabric: Fabric) -> None:
+    async def use() -> tuple[int, int, int]:
+        session = await kvfabric.connect_async(MAIN)
+        tokens = prompt("awaited")
+        assert (await session.publish(tokens, objects(session.session.model, tokens))).ok
+        many = await session.match_many([tokens])
+        ranks = await session.rank(tokens)
+        session.probe_nowait(tokens)
+        await session.close()
+        return many[0].tokens, ranks[0].tokens, len(ranks)
+
+    assert asyncio.run(use()) == (64, 64, 2)
