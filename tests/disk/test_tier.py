@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -82,8 +83,10 @@ def test_a_child_ends_with_its_holder_whatever_it_does(tmp_path: Path) -> None:
             one.post_write(1, KEYS)
             one.post_write(2, KEYS)
             assert one.tier._child is not None
-            one.tier._closing = True
-            one.tier._child.channel.shutdown(2)
+            for task in one.tier._tasks:  # so that nobody on this side ends it
+                task.cancel()
+            await asyncio.gather(*one.tier._tasks, return_exceptions=True)
+            one.tier._child.channel.shutdown(socket.SHUT_RDWR)
             assert await asyncio.wait_for(asyncio.to_thread(one.tier._child.process.wait), 10.0) == 0
 
     run(story)
