@@ -15,6 +15,7 @@ from ..fabric.effects import Effect, Event, Received, Send, Tick
 from ..fabric.identity import join_vector
 from ..fabric.messages import Birth, Member, ShardMap
 from .clock import Clock
+from .rehearsal import NO_REHEARSAL
 from .service import Service
 from .spec import FabricSpec
 
@@ -26,6 +27,7 @@ class Directory(Service):
     """
 
     def __init__(self, setup: dict[str, Any]) -> None:
+        setup = NO_REHEARSAL | setup
         spec = FabricSpec.model_validate_json(setup["spec"])
         super().__init__(
             fabric=setup["fabric"],
@@ -65,7 +67,7 @@ class Directory(Service):
             self._alarm.cancel()
             self._alarm = None
         due = self.core.next_deadline_s
-        if due is not None:
+        if due is not None and not self.clock.held:
             self._alarm = asyncio.get_running_loop().call_later(self.clock.left(due), self._feed, Tick())
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -75,10 +77,12 @@ class Directory(Service):
 
     def rest(self, request: str) -> Rest:
         seen = tuple((h, s.incarnation, s.seq) for h, s in self.core.streams.items())
-        return replace(super().rest(request), seen=seen)
+        return replace(super().rest(request), seen=seen, due_s=self.core.next_deadline_s)
 
     def run_due(self) -> None:
-        self._feed(Tick())
+        due = self.core.next_deadline_s
+        if due is not None and due <= self.clock.now():
+            self._feed(Tick())
 
     def status(self) -> str:
         streams = self.core.streams

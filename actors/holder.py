@@ -75,6 +75,7 @@ from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
 from .links import start_links
+from .rehearsal import NO_REHEARSAL
 from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
 
@@ -94,6 +95,7 @@ class Holder(Service):
     """
 
     def __init__(self, setup: dict[str, Any]) -> None:
+        setup = {**NO_REHEARSAL, "slots": None, **setup}
         spec = FabricSpec.model_validate_json(setup["spec"])
         super().__init__(
             fabric=setup["fabric"],

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .spec import FabricSpec
 
+NO_REHEARSAL: dict[str, Any] = {"clock_s": None, "unreachable": ()}
+"""What :func:`door_setup` tells a process of a fabric that serves."""
 STEP_TIMEOUT_S = 60.0
 POLL_S = 0.02
 
