@@ -194,7 +194,7 @@ class Holders:
         self.feed(holder, Received(client, record))
         return self.replies[-1] if len(self.replies) > before else None
 
-    def keys(self, tokens: range, tenant: str = "", weights: str | None = None) -> PromptKeys:
+    def keys(self, tokens: Sequence[int], tenant: str = "", weights: str | None = None) -> PromptKeys:
         return PromptKeys(self.model, Namespace(self.model.name, weights or self.weights, tenant), as_tokens(tokens))
 
     def prompt(self, keys: PromptKeys) -> Prompt:
@@ -250,14 +250,15 @@ class Holders:
         begun = self.begin(holder, self.keys(tokens, tenant), **how)
         return begun if begun.refused is not None else self.commit(holder, begun, seed=seed)
 
-    def acquire(self, holder: str, tokens: range, **fields: Any) -> Answer | None:
+    def acquire(self, holder: str, tokens: Sequence[int], **fields: Any) -> Answer | None:
         """The answer, or None while the request waits. What nobody answers times out first."""
         tenant, request = fields.pop("tenant", ""), fields.pop("request", "") or self.name()
+        weights = fields.pop("weights", None)
         readers = fields.pop("readers", (holder,) * self.model.shards)
         abis = fields.pop("abis", (ABI,) * len(self.model.groups))
         patient = fields.pop("patient", False)
         how = {"lease_s": 30.0, "wait_s": None, "min_tokens": 0, "probe": False, **fields}
-        message = Acquire(request, self.prompt(self.keys(tokens, tenant)), abis, readers, **how)
+        message = Acquire(request, self.prompt(self.keys(tokens, tenant, weights)), abis, readers, **how)
         answer = self.ask(holder, message)
         if answer is None and not patient:
             self.pass_time(3 * self.cores[holder].ctx.config.request_timeout_s)
@@ -265,7 +266,7 @@ class Holders:
         assert answer is None or isinstance(answer, Answer)
         return answer
 
-    def granted(self, holder: str, tokens: range, **fields: Any) -> LeaseGrant:
+    def granted(self, holder: str, tokens: Sequence[int], **fields: Any) -> LeaseGrant:
         answer = self.acquire(holder, tokens, **fields)
         assert answer is not None
         assert answer.grant is not None, answer
