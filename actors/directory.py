@@ -13,7 +13,7 @@ from ..fabric.directory import DirectoryCore
 from ..fabric.doors import Rest
 from ..fabric.effects import Effect, Event, Received, Send, Tick
 from ..fabric.identity import join_vector
-from ..fabric.messages import Birth, Member, ShardMap
+from ..fabric.messages import Birth, GrantSeen, GrantUntil, Member, SetMode, SetWeights, ShardMap
 from .clock import Clock
 from .rehearsal import NO_REHEARSAL
 from .service import Service
@@ -44,6 +44,8 @@ class Directory(Service):
         shards = ShardMap(*setup["shard_map"]) if "shard_map" in setup else None
         self.core = DirectoryCore(self.address, spec.model, self.incarnation, shards=shards)
         self._alarm: asyncio.TimerHandle | None = None
+        self._weights_number = self._mode_number = 0
+        """What the supervisor told, which only holders act on: answered so that it need not say it again."""
 
     async def start(self) -> bytes:
         """Listen; returns a Birth record."""
@@ -59,7 +61,18 @@ class Directory(Service):
         await super().close()
 
     def received(self, sender: str, record: Any) -> None:
+        match record:
+            case SetWeights():
+                self._weights_number = record.number
+            case SetMode():
+                self._mode_number = record.number
         self._feed(Received(sender, record))
+
+    def reply_to_peer(self, record: Any) -> bytes:
+        if isinstance(record, GrantUntil):
+            known = (self._weights_number, self._mode_number, self.core.router.map.epoch)
+            return wire.encode(GrantSeen(self.incarnation, self.clock.now(), *known))
+        return b""
 
     def _feed(self, event: Event) -> None:
         self._carry_out(self.core.handle(event, self.clock.now()))

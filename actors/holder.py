@@ -204,7 +204,7 @@ class Holder(Service):
 
     def reply_to_peer(self, record: Any) -> bytes:
         if isinstance(record, GrantUntil):
-            known = (self.core.weights_number, self.core.mode_number)
+            known = (self.core.weights_number, self.core.mode_number, self.core.ctx.router.map.epoch)
             return wire.encode(GrantSeen(self.incarnation, self.clock.now(), *known))
         return b""
 

@@ -813,12 +813,13 @@ class GrantUntil:
 @record(53)
 @dataclass(frozen=True, slots=True)
 class GrantSeen:
-    """The reply to GrantUntil: the holder's monotonic clock now, and the weights and mode it knows of."""
+    """The reply to GrantUntil: the process's monotonic clock now, and the weights, mode and shard map it knows of."""
 
     incarnation: int
     clock_s: float
     weights_number: int = 0
     mode_number: int = 0
+    map_epoch: int = 0
 
 
 @record(51)

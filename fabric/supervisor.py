@@ -317,6 +317,8 @@ class SupervisorCore:
         if process is None or process.member is None or process.member.incarnation != message.incarnation:
             return
         process.clock_s = max(process.clock_s, message.clock_s)
+        if self.shard_map is not None and message.map_epoch < self.shard_map.epoch:
+            self._effects.append(Send(address, self.shard_map))
         if message.weights_number != self._numbered(self._weights_number):
             self._effects.append(Send(address, self._set_weights()))
         if message.mode_number != self._numbered(self._mode_number):

@@ -8,7 +8,7 @@ from kvfabric.fabric.arena import ArenaLayout, PoolLayout, heap_arena
 from kvfabric.fabric.context import HolderConfig
 from kvfabric.fabric.effects import Received, Send
 from kvfabric.fabric.holder import HolderCore
-from kvfabric.fabric.messages import GrantSeen, GrantUntil, HolderGone, Member
+from kvfabric.fabric.messages import GrantSeen, GrantUntil, HolderGone, Member, ShardMap
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.supervisor import (
     Answered,
@@ -181,3 +181,17 @@ def test_a_holder_grants_only_within_the_right_it_was_given(
         core.ctx.now = at
         assert core.ctx.may_grant is may
         assert (arena.grants_until_ns > at * 1e9) is may
+
+
+def test_who_does_not_know_the_shard_map_in_force_is_told_it_again() -> None:
+    core = with_one_up()
+    told = ShardMap(7, ("directory:0", "directory:1"))
+    assert core.set_shards(told) == [Send(HOLDER.address, told)]
+
+    def answered(map_epoch: int) -> list[SupervisorEffect]:
+        return core.handle(Received(HOLDER.address, GrantSeen(1, 600.0, map_epoch=map_epoch)), 20.0)
+
+    assert answered(6) == [Send(HOLDER.address, told)]
+    assert answered(7) == []
+    core.handle(Exited(HOLDER.address, 1, proven=True), 21.0)
+    assert ShardMap in kinds(core.handle(Started(member(2), 700.0), 40.0)), "and whoever starts later"
