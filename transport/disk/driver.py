@@ -68,6 +68,8 @@ SLOW_S = 5.0
 HUNG_S = 60.0
 WATCH_S = 0.5
 RESTART_S = (0.2, 10.0)
+PAUSE_S = 0.002
+"""Shorter pauses are not worth a timer, whose grain is a millisecond."""
 DOOMED_MAX = 4096
 EXTENT_NUMBERS_FOUND_MAX = 1 << 32
 """Numbers of found extents lie below those of any life (incarnation << 32)."""
@@ -218,13 +220,16 @@ class DiskTier:
         )
         writer = loop.create_task(self._write_out(child))
         decoder = FrameDecoder(FRAME_BYTES_MAX)
+        owed_s = 0.0
         try:
             while data := await loop.sock_recv(child.channel, 1 << 20):
                 for frame in decoder.feed(data):
                     began = loop.time()
                     self._receive(wire.decode(frame.payload))
-                    # Between any two answers of the disk, live requests have the loop for as long.
-                    await asyncio.sleep(loop.time() - began if self._settled.is_set() else 0.0)
+                    owed_s += loop.time() - began if self._settled.is_set() else 0.0
+                    # Live requests come between any two answers of the disk, and have the loop for as long as those.
+                    pause_s, owed_s = (owed_s, 0.0) if owed_s >= PAUSE_S else (0.0, owed_s)
+                    await asyncio.sleep(pause_s)
         except ConnectionError:
             return
         finally:
