@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ OF_P = 4 * 64
 """Bytes of one group of one of these prompts."""
 
 
-def fabric(*limits: ByteLimit, slots: int = 16, **config: object) -> Holders:
+def fabric(*limits: ByteLimit, slots: int = 16, **config: Any) -> Holders:
     return Holders(MODEL, {"n0": (0,), "n1": (0,), "n2": (0,)}, slots=slots, limits=limits, **config)
 
 

@@ -138,7 +138,7 @@ def _grant_without_a_layer(core: HolderCore) -> None:
 
 def _grant_without_proof(core: HolderCore) -> None:
     record = next(iter(core.ctx.leases.live.values()))
-    record.proof = type("Believed", (), {"runs": record.proof.runs})()  # type: ignore[assignment]
+    record.proof = type("Believed", (), {"runs": record.proof.runs})()
 
 
 def _fence_of_the_future(core: HolderCore) -> None:

@@ -514,4 +514,4 @@ def test_the_machine_notices_a_wrong_rule(mistake: str) -> None:
     with Patches() as patches:
         BY_NAME[mistake].apply(patches)
         with pytest.raises((AssertionError, ExceptionGroup)):
-            run_state_machine_as_test(Fabric, settings=quick)  # type: ignore[no-untyped-call]
+            run_state_machine_as_test(Fabric, settings=quick)
