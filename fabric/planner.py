@@ -115,6 +115,12 @@ class View:
     def of_readers(self) -> View:
         """The same prompt, with nothing but what the readers themselves have."""
         here = {key: column for key, column in self.columns.items() if key[0] == self.readers[key[2]]}
+        if (
+            len(here) == len(self.columns)
+            and self.directory_known
+            and not (self.unreachable or self.bad or self.evicted)
+        ):
+            return self  # nothing else is known yet
         return View(self.model, self.prompt, self.abis, self.readers, columns=here)
 
     def _group_evidence(self, group: int, tiers: bool, transport: bool) -> GroupEvidence:
