@@ -12,7 +12,6 @@ import asyncio
 import heapq
 import itertools
 import os
-import shutil
 import signal
 import tempfile
 from collections import Counter
@@ -81,18 +80,18 @@ class Cluster:
         self.nodes = [(node, f"kvfabric_node_{number}") for node, number in numbered]
         """Ray ids, ascending, each with a resource that this node alone offers."""
         self._fabrics = itertools.count(1)
-        self._disk = tempfile.mkdtemp(prefix="kvf-disk-")
+        # In the cluster's own folder, which is swept even if this process is killed.
+        self._disk = Path(tempfile.mkdtemp(prefix="disk-", dir=os.environ["RAY_TMPDIR"]))
 
     def world(self, story: Story) -> ClusterWorld:
         """A fabric of its own for a story."""
-        return ClusterWorld(story, self.nodes, f"scenario-{os.getpid()}-{next(self._fabrics)}", Path(self._disk))
+        return ClusterWorld(story, self.nodes, f"scenario-{os.getpid()}-{next(self._fabrics)}", self._disk)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._embedded.close()
-        shutil.rmtree(self._disk, ignore_errors=True)
 
 
 class Reply:
