@@ -127,6 +127,8 @@ def test_the_requirements_are_those_that_the_project_names(unpacked: Path) -> No
             "numpy",
             "blake3",
             "xxhash",
+            "lz4",
+            "zstandard",
             "pyyaml",
             "typer",
             "rich",
