@@ -152,3 +152,79 @@ def test_shards_come_and_go_under_load_and_no_answer_is_wrong(seed):
     assert bed.right(*prompts)
     for place, prompt in enumerate(prompts):
         assert bed.probe("c", prompt).tokens == true.get(place, 0) * BLOCK
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_shards_come_and_go_on_an_unkind_network_and_all_is_right_in_the_end(seed):
+    rng = random.Random(1000 + seed)
+    bed = sharded(2, "a", "b", "c", dump_objects_max=128, event_batches_kept=4, request_timeout_s=0.5)
+    prompts = [prompt_of(i, rng.choice((40, 300, 600)) * BLOCK + 1) for i in range(6)]
+    ever: dict[int, set[int]] = {i: set() for i in range(len(prompts))}
+    lossy = [True]
+
+    def unkind(sender: str, to: str, message: object) -> bool:
+        if not lossy[0] or to.startswith("client:") or sender.startswith("client:"):
+            return False
+        if rng.random() < 0.1:
+            bed.deliver(sender, to, message)  # twice, the first time out of turn
+        return rng.random() < 0.15
+
+    bed.hold = unkind
+    count, epoch = 2, 1
+    for _ in range(60):
+        place = rng.randrange(len(prompts))
+        prompt = prompts[place]
+        match rng.randrange(6):
+            case 0 | 1:
+                end = rng.randrange(1, prompt.n // BLOCK + 1)
+                bed.store(rng.choice("ab"), prompt, 0, end)
+                ever[place] |= set(range(end))
+            case 2:
+                first = rng.randrange(prompt.n // BLOCK)
+                bed.drop(rng.choice("ab"), prompt, first, prompt.n // BLOCK)
+            case 3:
+                count, epoch = rng.randrange(1, 5), epoch + 1
+                grow_to(bed, epoch, count)
+            case 4:
+                bed.directory(rng.choice(SHARDS[:count]), ShardMap(epoch, SHARDS[:count]))
+            case _:
+                bed.pass_s(rng.choice((0.25, 2.0)))
+        for holder, blocks in bed.found(prompts[place]).items():
+            assert holder in "ab"
+            assert blocks <= ever[place], "what nobody ever had is never told"
+        bed.kept.clear()
+    lossy[0] = False
+    bed.tell_map(ShardMap(epoch, SHARDS[:count]))
+    bed.pass_s(12.0)
+    assert bed.right(*prompts)
+
+
+def test_a_shard_that_missed_a_map_starts_over_and_keeps_nothing_that_was_dropped_meanwhile():
+    bed = sharded(1, "a")
+    bed.store("a", LONG)
+    bed.directory(SHARDS[1], ShardMap(2, SHARDS[:2]))
+    bed.hold = lambda sender, to, message: to == SHARDS[0] and isinstance(message, ShardMap)
+    bed.tell_map(ShardMap(2, SHARDS[:2]))
+    bed.pass_s(1.0)
+    assert segments_of(bed, SHARDS[1])
+    bed.drop("a", LONG, 0, 1000)
+    bed.hold = lambda *_: False
+    bed.kept.clear()
+    bed.tell_map(ShardMap(3, SHARDS[:1]))
+    bed.pass_s(3.0)
+    assert bed.right(LONG)
+
+
+def test_a_shard_takes_no_events_by_a_map_that_it_has_not_heard_of():
+    bed = sharded(1, "a")
+    bed.store("a", LONG)
+    bed.directory(SHARDS[1], ShardMap(1, SHARDS[:1]))
+    bed.hold = lambda sender, to, message: to == SHARDS[1] and isinstance(message, ShardMap)
+    bed.tell_map(ShardMap(2, SHARDS[:2]))
+    bed.pass_s(2.0)
+    assert not segments_of(bed, SHARDS[1])
+    assert not bed.holders["a"].events.settled, "nothing that was not taken is acknowledged"
+    bed.release()
+    bed.pass_s(3.0)
+    assert bed.right(LONG)
+    assert segments_of(bed, SHARDS[1])
