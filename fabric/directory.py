@@ -196,7 +196,7 @@ class DirectoryCore:
         while (batch := stream.early.pop(stream.seq + 1, None)) is not None:
             stream.known = True
             stream.seq, stream.mark = batch.seq, max(stream.mark, batch.mark)
-            stream.applied += self.index.apply(stream.life, self._owned(batch.runs, batch.map_epoch))
+            stream.applied += self.index.apply(stream.life, self._owned(batch.runs))
         for seq in sorted(stream.early)[EARLY_MAX:]:
             del stream.early[seq]
         if stream.early:
@@ -241,7 +241,7 @@ class DirectoryCore:
                 self.index.end_life(dump.life)
             dump = stream.dump = DumpIn(message.seq, self.index.begin_life())
         if dump is not None and message.seq == dump.seq and message.part == dump.part:
-            stream.applied += self.index.apply(dump.life, self._owned(message.runs, message.map_epoch))
+            stream.applied += self.index.apply(dump.life, self._owned(message.runs))
             dump.part += 1
             if message.last:
                 self._dump_whole(message, stream, dump)
@@ -296,10 +296,12 @@ class DirectoryCore:
             self.streams[holder] = Stream(stream.incarnation, life)
             self._send(holder, EventsSeen(self.name, self.epoch, stream.incarnation, 0, True))
 
-    def _owned(self, runs: Iterable[EventRun], map_epoch: int) -> Iterable[EventRun]:
-        """Those of a batch's runs that make sense and are this shard's by its own map."""
-        told = map_epoch == self.router.map.epoch
-        return [run for run in runs if self._makes_sense(run) and (told or self._owns(run.anchor))]
+    def _owned(self, runs: Iterable[EventRun]) -> Iterable[EventRun]:
+        """Those of a batch's runs that make sense and are this shard's by its own map.
+
+        A holder may have picked them by an earlier map than the one it knew when it sent them.
+        """
+        return [run for run in runs if self._makes_sense(run) and self._owns(run.anchor)]
 
     def _makes_sense(self, run: EventRun) -> bool:
         lane, groups = run.lane, self.model.groups

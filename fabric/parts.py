@@ -339,10 +339,9 @@ class PartDesk:
     def _promises_fit(self, part: Part, source: Source, runs: tuple[SourceRun, ...]) -> bool:
         """Take the promised slots, versions and checksums; False where they are not what was asked for."""
         at = {(a.obj.group, a.obj.shard, a.index): a for a in source.arriving}
-        seen = 0
         for run in runs:
             for place, index in enumerate(run.slots.indices):
-                arriving = at.get((run.slots.group, run.slots.shard, index))
+                arriving = at.pop((run.slots.group, run.slots.shard, index), None)
                 if arriving is None or run.lengths[place] > self.ctx.model.groups[run.slots.group].block_bytes:
                     return False
                 arriving.source_slot = int.from_bytes(run.slots.slots[place * 4 : place * 4 + 4], "little")
@@ -353,8 +352,7 @@ class PartDesk:
                 arriving.obj.abi = run.abis[place]
                 if not self._usable(part, arriving.obj, arriving.revision):
                     return False
-                seen += 1
-        return seen == len(source.arriving)
+        return not at
 
     def _transfer(self, part: Part, source: Source, arriving: list[Arriving]) -> None:
         ctx = self.ctx

@@ -16,7 +16,7 @@ from .disk import DiskDesk
 from .effects import DigestSlots
 from .kinds import Reason
 from .lifecycle import State
-from .messages import BadCopy, Column, Objects, PinEnd, PinEnded, PinReply, PinRequest, SourceRun
+from .messages import BadCopy, Column, PinEnd, PinEnded, PinReply, PinRequest, SourceRun
 from .passport import abi_refusal
 from .restores import Turn, need_of
 from .wakes import Wake
@@ -39,6 +39,15 @@ class SourcePin:
     expiry: Wake | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A pinned object whose bytes did not arrive as promised, at the version that is digested."""
+
+    obj: Obj
+    index: int
+    version: int
+
+
 class PinDesk:
     """All pins that other holders have at this one."""
 
@@ -46,7 +55,7 @@ class PinDesk:
         self.ctx = ctx
         self.disk = disk
         self.open: dict[tuple[str, str], SourcePin] = {}
-        self._scrubs: dict[int, tuple[SourcePin, PinEnd, list[tuple[Objects, int, Obj]]]] = {}
+        self._scrubs: dict[int, tuple[SourcePin, list[Suspect]]] = {}
 
     def request(self, peer: str, message: PinRequest) -> None:
         """Pin what is asked, restoring from the tier first where asked; or refuse with the truth."""
@@ -214,7 +223,7 @@ class PinDesk:
         if pin is None:
             self.ctx.send(peer, PinEnded(message.op, self.ctx.config.holder, (), ()))
             return
-        suspects = []
+        suspects: list[Suspect] = []
         at = {
             (o.group, o.shard, i): obj for o, run in zip(pin.request.objects, pin.runs, strict=True) for i, obj in run
         }
@@ -222,29 +231,30 @@ class PinDesk:
             for index in objects.indices:
                 obj = at.get((objects.group, objects.shard, index))
                 if obj is not None:
-                    suspects.append((objects, index, obj))
+                    suspects.append(Suspect(obj, index, obj.version))
         if suspects:
             token = self.ctx.number()
-            self._scrubs[token] = (pin, message, suspects)
-            self.ctx.do(DigestSlots(token, tuple(obj.slot for _, _, obj in suspects)))
+            self._scrubs[token] = (pin, suspects)
+            self.ctx.do(DigestSlots(token, tuple(suspect.obj.slot for suspect in suspects)))
             return
         self._ended(pin, [])
 
     def digested(self, token: int, checksums: tuple[bytes, ...]) -> bool:
-        """The suspects' bytes as they lie here: a copy that is wrong at its source is marked so."""
+        """The suspects' bytes as they lie here: a copy that is wrong at its source is marked so.
+
+        The pin may have run out meanwhile, so that something else was digested: that says nothing.
+        """
         entry = self._scrubs.pop(token, None)
         if entry is None:
             return False
-        pin, _, suspects = entry
+        pin, suspects = entry
         bad = []
-        for (objects, index, obj), checksum in zip(suspects, checksums, strict=True):
-            if obj.slot >= 0 and checksum != obj.checksum:
+        for suspect, checksum in zip(suspects, checksums, strict=True):
+            obj = suspect.obj
+            if obj.slot >= 0 and obj.version == suspect.version and checksum != obj.checksum:
                 self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH)
-                bad.append(
-                    BadCopy(
-                        self.ctx.config.holder, objects.group, objects.shard, index, Reason.CHECKSUM_MISMATCH, False
-                    )
-                )
+                here = self.ctx.config.holder
+                bad.append(BadCopy(here, obj.group, obj.shard, suspect.index, Reason.CHECKSUM_MISMATCH, False))
         if not pin.ended:
             self._ended(pin, bad)
         return True
