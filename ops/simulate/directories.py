@@ -32,7 +32,7 @@ class Directories:
     def __init__(self, world: World, count: int) -> None:
         self.world = world
         self.wanted = tuple(address_of(i) for i in range(count))
-        self.map = ShardMap(0, self.wanted)
+        self.map = ShardMap(1, self.wanted)
         self.cores: dict[str, DirectoryCore | None] = {}
         self.epochs: dict[str, int] = {}
         self._epoch = 0
@@ -85,8 +85,7 @@ class Directories:
 
     def tell(self, address: str) -> None:
         """A process started: it must learn the map."""
-        if self.map.epoch or len(self.map.shards) > 1:
-            self._tell_map(address)
+        self._tell_map(address)
 
     def _tell_map(self, address: str) -> None:
         """Tell one process the map until it knows it."""

@@ -107,17 +107,19 @@ class Laws:
             self.world.fail("one_commit", f"{life}: attempt {attempt.number} left what it retires", life.name)
 
     def contents(self, life: Life) -> None:
-        """What is visible in memory is what was published under its name, revision and layout."""
+        """What is visible in memory is what was published under its name, revision and layout; what is called bad is."""
         if self.world.verify_always:
             return  # bytes turn in memory there, and every grant looks at them
         arena, content = life.arena, self.world.content
         for slot, obj in enumerate(life.core.ctx.books.owner):
-            if obj is None or obj.state is not State.SEALED or not obj.visible or obj.bad is not None:
+            if obj is None or obj.state is not State.SEALED or not obj.visible:
                 continue
             due = content.of(obj.digest, obj.group, obj.shard, revision=obj.revision, abi=obj.abi, length=obj.length)
-            if arena.content(slot).tobytes() != due:
+            right = arena.content(slot).tobytes() == due
+            if right != (obj.bad is None):
                 name = self.world.model.groups[obj.group].name
-                self.world.fail("content", f"{life}: slot {slot} is not {name} of revision {obj.revision}", life.name)
+                said = "called bad and is not" if right else f"not {name} of revision {obj.revision}"
+                self.world.fail("content", f"{life}: slot {slot} is {said}", life.name)
                 return
 
     # --- lives ---------------------------------------------------------------------------------
