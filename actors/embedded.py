@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,10 @@ class EmbeddedCluster:
         self.users = 0
         self.node_ids: list[str] = []
         self._cluster: Any = None
-        self._restore: Mapping[str, str | None] = {}
-        self._folder = tempfile.mkdtemp(prefix="kvf-", dir="/tmp")
+        self.folder = tempfile.mkdtemp(prefix="kvf-", dir="/tmp")
+        """The cluster's own; whatever lies in it goes with the cluster."""
         self._sweeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", sweeper.__file__, self._folder],
+            [sys.executable, "-I", "-S", sweeper.__file__, self.folder],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -75,22 +75,13 @@ class EmbeddedCluster:
         return made
 
     def _start(self, nodes: int) -> None:
-        Path(self._folder, "ray").mkdir()
-        wanted = {**nixl_environment(), **ray_api.environment()}
-        wanted = {k: v for k, v in wanted.items() if k not in os.environ} | {"RAY_TMPDIR": self._folder}
-        self._restore = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        with _marked(self._folder), _signals_kept(), ray_api.quiet():
+        Path(self.folder, "ray").mkdir()
+        with self._environment(), _signals_kept(), ray_api.quiet():
             from ray.cluster_utils import Cluster
 
             self._cluster = Cluster()
             for number in range(nodes):
-                self._cluster.add_node(
-                    num_cpus=2,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    resources={f"kvfabric_node_{number}": 1},
-                    **(_HEAD if number == 0 else {"wait": False}),
-                )
+                self._start_node(f"kvfabric_node_{number}", **(_HEAD if number == 0 else {"wait": False}))
             self._cluster.wait_for_nodes(START_TIMEOUT_S)
             ray_api.ray().init(
                 address=self._cluster.address,
@@ -106,6 +97,21 @@ class EmbeddedCluster:
         }
         self.node_ids = [order[i] for i in sorted(order)]
 
+    def _start_node(self, resource: str, **options: Any) -> Any:
+        return self._cluster.add_node(
+            num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, resources={resource: 1}, **options
+        )
+
+    def add_node(self, resource: str) -> str:
+        """Let another node join, which offers ``resource``; its Ray id."""
+        with self._environment(), _signals_kept(), ray_api.quiet():
+            return str(self._start_node(resource).node_id)
+
+    def remove_node(self, node_id: str) -> None:
+        """End a node that joined, and all its processes."""
+        with self._environment(), ray_api.quiet():
+            self._cluster.remove_node(next(n for n in self._cluster.worker_nodes if n.node_id == node_id))
+
     def close(self) -> None:
         """Disconnect, end every process of the cluster, remove its folder. Idempotent."""
         if EmbeddedCluster.current is self:
@@ -114,7 +120,7 @@ class EmbeddedCluster:
         if self._sweeper.stdin is None or self._sweeper.stdin.closed:
             return
         try:
-            with ray_api.quiet(), contextlib.suppress(OSError):
+            with self._environment(), ray_api.quiet(), contextlib.suppress(OSError):
                 if self._cluster is not None:
                     ray_api.ray().shutdown()
                     self._cluster.shutdown()
@@ -124,21 +130,27 @@ class EmbeddedCluster:
                 self._sweeper.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on without us
                 self._sweeper.wait(SWEEP_TIMEOUT_S)
-            for name, value in self._restore.items():
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """What the cluster's processes inherit, and Ray reads here, while they are started and ended.
+
+        At no other time: a child of the user's would find this cluster where it means to start its own, and
+        bear the mark by which the sweeper knows the cluster's processes.
+        """
+        wanted = {**nixl_environment(), **ray_api.environment()}
+        wanted = {k: v for k, v in wanted.items() if k not in os.environ}
+        wanted |= {"RAY_TMPDIR": self.folder, sweeper.MARK: self.folder}
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _marked(folder: str) -> Iterator[None]:
-    """Processes started meanwhile bear the cluster's mark; those that a user starts later do not."""
-    os.environ[sweeper.MARK] = folder
-    try:
-        yield
-    finally:
-        del os.environ[sweeper.MARK]
 
 
 @contextlib.contextmanager

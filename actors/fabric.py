@@ -196,7 +196,10 @@ def launch(
             supervisor = started = ray_api.start_actor(
                 Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json()
             )
-        ray_api.call(supervisor.run.remote(), timeout_s)
+        try:
+            ray_api.call(supervisor.run.remote(), max(timeout_s, ray_api.CALL_TIMEOUT_S))
+        except ray_api.Unavailable as error:
+            raise FabricError(f"fabric {name!r}: its supervisor does not answer ({error})") from None
         missing = ray_api.call(supervisor.ready.remote(timeout_s), timeout_s + 10.0)
         if missing:
             raise FabricError(f"fabric {name!r}: {missing}")

@@ -81,7 +81,7 @@ class Cluster:
         """Ray ids, ascending, each with a resource that this node alone offers."""
         self._fabrics = itertools.count(1)
         # In the cluster's own folder, which is swept even if this process is killed.
-        self._disk = Path(tempfile.mkdtemp(prefix="disk-", dir=os.environ["RAY_TMPDIR"]))
+        self._disk = Path(tempfile.mkdtemp(prefix="disk-", dir=self._embedded.folder))
 
     def world(self, story: Story) -> ClusterWorld:
         """A fabric of its own for a story."""

@@ -51,7 +51,8 @@ def side(fabric: Fabric) -> Iterator[Fabric]:
     """A second fabric on the same cluster: pools for one prompt only, NIXL made unable to start."""
     slots = {"csa": 5, "tail": 20, "idx": 5, "swa": 20}
     transport = {"links": ["nixl", "tcp"], "nixl_backend": "NO_SUCH_BACKEND"}
-    with kvfabric.launch(stories.spec(slots=slots, transport=transport), name="side") as running:
+    nodes = ("kvfabric_node_0", "kvfabric_node_1")  # not those that a test adds
+    with kvfabric.launch(stories.spec(slots=slots, transport=transport, node_resource=nodes), name="side") as running:
         yield running
 
 

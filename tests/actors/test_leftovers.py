@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY_TOLERANCE_KB = 4096
 
 DRIVER = """
-import os, subprocess, sys
+import subprocess, sys
 import numpy as np
 import kvfabric
 
@@ -46,9 +46,9 @@ assert session.publish(tokens, objects).ok
 lease = session.acquire(tokens).lease
 attempt = session.begin(tokens, {"kv": [0]}, replace=True)
 child = subprocess.run(["env"], capture_output=True, text=True).stdout
-print("folder", os.environ["RAY_TMPDIR"])
+print("folder", fabric._embedded.folder)
 print("holders", *(h["pid"] for h in fabric.status()["holders"]))
-print("marked", child.count("KVFABRIC_CLUSTER"))  # a user's own processes are none of the cluster's
+print("marked", child.count(fabric._embedded.folder))  # a user's own processes know nothing of the cluster
 print("ready", lease.tokens, flush=True)
 sys.stdin.readline()
 """
