@@ -15,7 +15,6 @@ from kvfabric.fabric.holder import HolderCore
 from kvfabric.fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
 from kvfabric.fabric.messages import (
     Acquire,
-    Answer,
     Done,
     Drop,
     Found,
@@ -121,7 +120,8 @@ class Bed:
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + step_s)
-            for name, core in [*self.holders.items(), *self.directories.items()]:
+            cores: dict[str, HolderCore | DirectoryCore] = {**self.holders, **self.directories}
+            for name, core in cores.items():
                 if core.next_deadline_s is not None and core.next_deadline_s <= self.now:
                     self.take(name, core.handle(Tick(), self.now))
                     self.run()
@@ -147,6 +147,7 @@ class Bed:
         assert begun.refused is None
         written = sum(len(run.indices) for run in begun.slots)
         done = self.ask(holder, StoreCommit(self.request(), begun.attempt, bytes(16 * written)))
+        assert isinstance(done, Done)
         assert done.refused is None
         return done
 
@@ -155,7 +156,8 @@ class Bed:
         digests = b"".join(prompt.keys[0][1][i * 32 : i * 32 + 32] for i in indices)
         assert self.ask(holder, Drop(self.request(), (Objects(0, 0, indices, digests),))).refused is None
 
-    def probe(self, holder: str, prompt: Prompt, **fields: Any) -> Answer:
+    def probe(self, holder: str, prompt: Prompt, **fields: Any) -> Any:
+        """Its Answer; None where it still waits."""
         message = Acquire(self.request(), prompt, (ABI,), (holder,), 1.0, None, 0, True, **fields)
         return self.ask(holder, message)
 

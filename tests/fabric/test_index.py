@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -49,12 +50,12 @@ def events(
     return runs
 
 
-def expand(index: ChainIndex, strips: list[Strip]) -> tuple[dict, dict]:
+def expand(index: ChainIndex, strips: list[Strip]) -> tuple[dict[Any, Any], dict[int, set[int]]]:
     """A lookup as plain dicts: (holder, group, shard) -> index -> (lane, version), and what is evicted."""
     stripes, gone = index.lookup(strips)
     hints = Hints()
     hints.learn(Found("", 1, 0, stripes, gone))
-    found: dict = {}
+    found: dict[Any, Any] = {}
     for key, parts in hints.stripes.items():
         for stripe, row in parts:
             indices = [i for i in range(stripe.bits.bit_length()) if stripe.bits >> i & 1]
@@ -92,7 +93,7 @@ class IndexAgainstPlain(RuleBasedStateMachine):
         self.index = ChainIndex(IndexLimits(sweep_segments=2))
         self.plain = PlainIndex()
         self.chains = {unit: [grow([], f"root{unit}", 530)] for unit in set(UNITS.values())}
-        self.lives = {}
+        self.lives: dict[str, int] = {}
         self.told: list[tuple[list[bytes], int, int, Lane]] = []
         for holder in ("a", "b", "c"):
             self.start(holder)
