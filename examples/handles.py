@@ -88,7 +88,7 @@ def store(holder: Any, asked: Prompt, fabric: kvfabric.Fabric) -> int:
     sums = b"".join(xxhash.xxh3_128_digest(payload) for _, payload in writes)
     done = ask(holder, StoreCommit("commit-1", begun.attempt, sums))
     print(f"committed: refused {done.refused}")
-    return done.mark
+    return int(done.mark)
 
 
 def main() -> None:
