@@ -404,6 +404,7 @@ class PartDesk:
     def transfer_quiet(self, token: int) -> None:
         for obj in self._quarantined.pop(token, ()):
             self.ctx.books.quiet(obj)
+        self.placer.quiet(token)
 
     def _end_pins(self, part: Part, source: Source) -> None:
         ctx = self.ctx

@@ -49,6 +49,8 @@ class Placer:
         self.ctx = ctx
         self.graphs = graphs
         self._rounds: dict[int, Placing] = {}
+        self._restless: dict[int, list[Obj]] = {}
+        """By transfer: objects whose slots its bytes may still reach."""
 
     def place(
         self, number: int, held: Held, digests: dict[int, bytes], *, refuse: Refuse, then: Callable[[], None]
@@ -109,6 +111,11 @@ class Placer:
             return False
         for moved in event.moved:
             move = placing.moves[moved.slot]
+            if not moved.quiet:
+                self.ctx.books.quarantine(move.new)
+                self._restless.setdefault(event.token, []).append(move.new)
+                placing.refuse(Reason.TRANSFER_FAILED, move.old.group)
+                continue
             if moved.checksum == move.old.checksum and self._still_current(move):
                 self._swap(move, placing.digests)
                 continue
@@ -117,6 +124,11 @@ class Placer:
             placing.refuse(Reason.VERSION_CHANGED if stale else Reason.CHECKSUM_MISMATCH, move.old.group)
         placing.then()
         return True
+
+    def quiet(self, token: int) -> None:
+        """Proven: no byte of this round can still arrive."""
+        for obj in self._restless.pop(token, ()):
+            self.ctx.books.quiet(obj)
 
     def _still_current(self, move: Move) -> bool:
         """Whether the copied object is still the visible one of its key: an older one never replaces a newer."""
@@ -137,3 +149,5 @@ class Placer:
         for placing in self._rounds.values():
             for move in placing.moves.values():
                 yield move.new
+        for objects in self._restless.values():
+            yield from objects
