@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure against the targets.", no_args_is_help=True)
     bench.callback()(_bench)
     bench.command()(core)
+    bench.command()(transfer)
     bench.command()(tiers)
     bench.command()(directory)
     app.add_typer(bench, name="bench")
@@ -42,6 +43,14 @@ def directory(
     from .directory import run
 
     raise typer.Exit(show(run(full=full), json=json))
+
+
+def transfer(json: Annotated[bool, JSON] = False) -> None:
+    """Links: shared memory and NIXL against a plain copy and a bare NIXL READ of the same bytes."""
+    from .core import machine
+    from .transfer import figures
+
+    raise typer.Exit(show({"bench": "transfer", "machine": machine(), "figures": figures()}, json=json))
 
 
 def tiers(
