@@ -66,7 +66,7 @@ def figures(*, full: bool = False, cluster: bool = True) -> list[Figure]:
 
 def memory(millions: tuple[int, ...]) -> Iterator[Figure]:
     """Bytes a chain position at so many million positions x 5 groups on 8 holders, as growth of a fresh process."""
-    grown = _grow(millions, VERSION_SPREAD)
+    grown = grown_apart(millions, VERSION_SPREAD)
     for point, at in zip(grown, millions, strict=True):
         yield figure(f"directory_bytes_a_position_{at}m", point["bytes_a_position"], "bytes", MEMORY_TARGET_BYTES)
     yield figure("directory_bytes_accounted_a_position", grown[-1]["accounted_a_position"], "bytes")
@@ -76,11 +76,12 @@ def memory(millions: tuple[int, ...]) -> Iterator[Figure]:
     slope = (last["bytes"] - before["bytes"]) / (last["positions"] - before["positions"])
     at_100m = (last["bytes"] + slope * (100e6 - last["positions"])) / 100e6
     yield figure("directory_bytes_a_position_100m_extrapolated", at_100m, "bytes")
-    wide = _grow(millions[:1], WIDE_SPREAD)[0]
+    wide = grown_apart(millions[:1], WIDE_SPREAD)[0]
     yield figure(f"directory_bytes_a_position_{millions[0]}m_wide_versions", wide["bytes_a_position"], "bytes")
 
 
-def _grow(millions: tuple[int, ...], version_spread: int) -> list[dict[str, float]]:
+def grown_apart(millions: tuple[float, ...], version_spread: int) -> list[dict[str, float]]:
+    """Memory by positions, of a process that did nothing before: growth elsewhere hides in what was freed."""
     module = f"{__package__}.directory_memory"
     command = [sys.executable, "-m", module, ",".join(map(str, millions)), str(version_spread)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=MEMORY_TIMEOUT_S, check=True)

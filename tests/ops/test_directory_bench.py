@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvfabric.fabric.index import ChainIndex
 from kvfabric.fabric.kinds import INDEX_DIGEST_BYTES as KEY
 from kvfabric.fabric.messages import Strip
-from kvfabric.ops.bench import directory, directory_core, directory_memory, directory_rebuild
+from kvfabric.ops.bench import directory, directory_core, directory_rebuild
 from kvfabric.ops.bench.directory_load import UNIT_TOKENS, Load
 
 
@@ -30,7 +30,7 @@ def test_the_load_is_found_in_the_index_it_fills():
 
 
 def test_memory_at_a_small_size_is_of_the_order_of_what_is_accounted():
-    (point,) = directory_memory.grow([200_000], groups=5, version_spread=200)
+    (point,) = directory.grown_apart((0.2,), 200)
     assert 0.5 < point["bytes_a_position"] / point["accounted_a_position"] < 3.0
 
 
