@@ -94,6 +94,8 @@ class Part:
     proof: Proof | None = None
     replied: PartReply | None = None
     let_go: bool = False
+    placing: bool = False
+    """Objects are being copied to a graph's slots, from those that are held."""
     expiry: Wake | None = None
 
 
@@ -522,6 +524,7 @@ class PartDesk:
 
         def round_over() -> None:
             part.awaited -= 1
+            part.placing = False
             self._advance(part)
 
         done = self.placer.place(
@@ -533,6 +536,7 @@ class PartDesk:
         )
         if not done:
             part.awaited += 1
+            part.placing = True
         return done
 
     def _prove(self, part: Part) -> None:
@@ -668,12 +672,13 @@ class PartDesk:
         return None
 
     def let_go(self, op: str) -> None:
-        """End a share; what is in flight still runs to its end."""
+        """End a share; what is in flight still runs to its end, and keeps what it copies from."""
         part = self.open_parts.get(op)
         if part is None or part.let_go:
             return
         part.let_go = True
-        self._unpin(part)
+        if not part.placing:
+            self._unpin(part)
         if not part.awaited:
             self._forget(part)
 
