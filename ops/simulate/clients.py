@@ -26,10 +26,11 @@ HANG_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A record for one life, to be answered by a record of the same request."""
+    """A record for one life, to be answered by a record of the same request, or given up after a while."""
 
     life: Life
     message: Any
+    give_up_s: float = float("inf")
 
 
 Script = Generator["Call | float", Any, None]
@@ -60,9 +61,9 @@ class Client:
     def start(self) -> None:
         self.world.queue.after(self.rng.uniform(0, 0.5), self._resume, self._script, None)
 
-    def call(self, life: Life, message: Any) -> Call:
+    def call(self, life: Life, message: Any, give_up_s: float = float("inf")) -> Call:
         """What a script yields to have ``message`` answered by ``life``; None if its connection closes."""
-        return Call(life, message)
+        return Call(life, message, give_up_s)
 
     def prompt_name(self) -> int:
         """Mostly the prompt this process was busy with last: who stores or swaps also reads."""
@@ -146,6 +147,8 @@ class Client:
                 delay = self.rng.uniform(0.01, 0.5)
             world.queue.after(delay, world.feed, call.life, Received(self.name, call.message))
         world.queue.after(RETRY_S, self._send, call)
+        if world.queue.now == self._since and call.give_up_s < HANG_S:
+            world.queue.after(call.give_up_s, self._answered, call, None)
 
     def receive(self, life: Life, message: Any) -> None:
         """A record from a holder: the answer to the call in flight, or to one of the past."""
@@ -156,11 +159,8 @@ class Client:
             self._answered(call, message)
         elif isinstance(message, Answer) and message.grant is not None and life.alive:
             release = Release(self.request(), message.grant.lease, None)
-            if not self._holds(message.grant.lease):
+            if (message.grant.leader, message.grant.lease) not in world.held.get(self.name, ()):
                 world.queue.after(0.001, world.feed, life, Received(self.name, release))
-
-    def _holds(self, lease: int) -> bool:
-        return lease in self.world.held.get(self.name, ())
 
     def _answered(self, call: Call, message: Any) -> None:
         if self._waiting is call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -71,3 +72,9 @@ def brief(value: Any) -> str:
         inner = ", ".join(f"{name}={brief(getattr(value, name))}" for name in fields if name not in skipped)
         return f"{type(value).__name__}({inner})"
     return str(value)
+
+
+def where(error: BaseException) -> str:
+    """The innermost lines that raised, as far as they lie in the core."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "fabric" in f.filename]
+    return "".join(f" <- {f.filename.rsplit('/', 1)[-1]}:{f.lineno} {f.name}" for f in reversed(frames[-5:]))

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Any
 from ...fabric.arena import Arena
 from ...fabric.kinds import Reason
 from ...fabric.leases import read_refusal, slots_unchanged
-from ...fabric.messages import Acquire, Answer, LeaseGrant, LeasePart, Release, Renew, Renewed
+from ...fabric.messages import (
+    Acquire,
+    Answer,
+    Cancel,
+    GraphIdle,
+    GraphRegister,
+    GraphRegistered,
+    LeaseGrant,
+    LeasePart,
+    Park,
+    Release,
+    Renew,
+    Renewed,
+    SlotRun,
+)
 from ...fabric.passport import Abi
 from .judge import Held, parts_sound
 from .models import PROMPT_TOKENS_MAX, TENANTS, Text
@@ -36,6 +50,16 @@ class Reading:
     graph: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A registered graph: where, its number, the prompt's length, and the slot of each group, shard and index."""
+
+    life: Life
+    number: int
+    tokens: int
+    slots: dict[tuple[int, int, int], int]
+
+
 class Reader:
     """The reading half of a session."""
 
@@ -43,31 +67,21 @@ class Reader:
         self.client = client
         self.world = client.world
         self.rng = client.rng
+        self._graph: Graph | None = None
 
     def act(self, lives: list[Life]) -> Script:
-        """Acquire something, and use what is granted."""
-        rng, world = self.rng, self.world
-        text = self._text()
-        readers = self._readers(lives)
-        abis = world.layouts.first
-        if rng.random() < 0.04:
-            odd = rng.randrange(len(abis))
-            abis = tuple(world.layouts.second[g] if g == odd else abi for g, abi in enumerate(abis))
-        probe = rng.random() < 0.12
-        graph = not probe and rng.random() < 0.12
-        message = Acquire(
-            self.client.request(),
-            text.prompt,
-            abis,
-            readers,
-            rng.choice((0.5, 1.0, 2.0, 5.0, 14.0)),
-            rng.choice((None, None, None, 0.0, 1.0, 4.0)),
-            rng.choice((0, 0, 0, world.judge.grid, 3 * world.judge.grid)),
-            probe,
-            graph,
-            rng.choice((0, 0, 1, -1)),
-        )
-        answer = yield self.client.call(lives[0], message)
+        """Acquire something, and use what is granted; or lose patience and say so."""
+        world, leader = self.world, lives[0]
+        graph = self._graph if self._graph is not None and self._graph.life is leader else None
+        if self.rng.random() < 0.5:
+            graph = None
+        text = self._text(graph.tokens if graph is not None else None)
+        message = self._request(lives, text, graph)
+        hasty = self.rng.random() < 0.06
+        answer = yield self.client.call(leader, message, self.rng.uniform(0.001, 0.1) if hasty else float("inf"))
+        if answer is None and hasty and leader.alive:
+            world.counts["cancels"] += 1
+            yield self.client.call(leader, Cancel(self.client.request(), message.request))
         if not isinstance(answer, Answer):
             return
         world.counts[f"answers {answer.status}"] += 1
@@ -78,15 +92,43 @@ class Reader:
         if answer.grant is None:
             return
         world.counts["granted"] += 1
-        reading = Reading(text, abis, answer.grant, {life.name: life for life in lives}, answer.grant.deadline_s, graph)
-        mine = world.held.setdefault(self.client.name, set())
-        mine.add(answer.grant.lease)
-        yield from (self._replay(reading, lives[0]) if graph else self._use(reading, lives[0]))
-        mine.discard(answer.grant.lease)
+        by_name = {life.name: life for life in lives}
+        reading = Reading(text, message.abis, answer.grant, by_name, answer.grant.deadline_s, message.graph)
+        mine, lease = world.held.setdefault(self.client.name, set()), (answer.grant.leader, answer.grant.lease)
+        mine.add(lease)
+        if message.graphs:
+            self._in_place(reading, leader)
+        yield from (self._replay(reading, leader) if message.graph else self._use(reading, leader))
+        mine.discard(lease)
 
-    def _text(self) -> Text:
+    def _request(self, lives: list[Life], text: Text, registered: Graph | None) -> Acquire:
+        """An acquire in any of its forms."""
+        rng, world = self.rng, self.world
+        abis = world.layouts.first
+        if rng.random() < 0.04:
+            odd = rng.randrange(len(abis))
+            abis = tuple(world.layouts.second[g] if g == odd else abi for g, abi in enumerate(abis))
+        probe = registered is None and rng.random() < 0.12
+        graph = registered is not None or (not probe and rng.random() < 0.12)
+        return Acquire(
+            self.client.request(),
+            text.prompt,
+            abis,
+            self._readers(lives),
+            rng.choice((0.5, 1.0, 2.0, 5.0, 14.0)),
+            rng.choice((None, None, None, 0.0, 1.0, 4.0)),
+            rng.choice((0, 0, 0, world.judge.grid, 3 * world.judge.grid)),
+            probe,
+            graph,
+            rng.choice((0, 0, 1, -1)),
+            deadline_s=rng.uniform(0.05, 3.0) if rng.random() < 0.06 else None,
+            graphs=((lives[0].name, registered.number),) if registered is not None else (),
+            prefetch=probe and rng.random() < 0.3,
+        )
+
+    def _text(self, n: int | None = None) -> Text:
         rng, library = self.rng, self.world.library
-        n = rng.randrange(PROMPT_TOKENS_MAX // 3, PROMPT_TOKENS_MAX + 8)
+        n = n or rng.randrange(PROMPT_TOKENS_MAX // 3, PROMPT_TOKENS_MAX + 8)
         tenant = TENANTS[0] if rng.random() < 0.9 else TENANTS[1]
         return library.text(self.client.prompt_name(), n, self.client.weights, tenant)
 
@@ -129,7 +171,11 @@ class Reader:
                 return
             reading.deadline_s = max(reading.deadline_s, renewed.deadline_s)
             yield from self._read(reading)
-        if self.rng.random() < 0.75:
+        ends = self.rng.random()
+        if ends < 0.08:
+            yield self.client.call(leader, Park(self.client.request(), reading.grant.lease))
+            return
+        if ends < 0.75:
             yield self.client.call(leader, Release(self.client.request(), reading.grant.lease, reading.grant.tokens))
             return
         yield self.rng.uniform(0.0, 6.0)
@@ -151,7 +197,34 @@ class Reader:
                 return
             self._judge(reading, self._take(reading, 0) + self._take(reading, 1))
             yield self.rng.uniform(0.2, 2.5)
+        if len(reading.grant.parts) == 1 and self.rng.random() < (0.6 if self._graph is None else 0.1):
+            yield from self._register(reading, leader)
         yield self.client.call(leader, Release(self.client.request(), reading.grant.lease, None))
+
+    def _register(self, reading: Reading, leader: Life) -> Script:
+        """Capture a graph over the slots in hand, or drop the one there is."""
+        known = self._graph
+        if known is not None:
+            self._graph = None
+            if known.life.alive:
+                yield self.client.call(known.life, GraphIdle(self.client.request(), known.number, True))
+            return
+        slots = reading.grant.parts[0].slots
+        reply = yield self.client.call(leader, GraphRegister(self.client.request(), slots))
+        if isinstance(reply, GraphRegistered) and reply.refused is None:
+            self.world.counts["graphs registered"] += 1
+            self._graph = Graph(leader, reply.graph, len(reading.text), _places(slots))
+
+    def _in_place(self, reading: Reading, leader: Life) -> None:
+        """A lease for a registered graph lies in that graph's slots."""
+        if self._graph is None:
+            return
+        leased = _places(reading.grant.parts[0].slots)
+        self.world.counts["graph leases in place"] += 1
+        odd = [place for place, slot in leased.items() if self._graph.slots.get(place) != slot]
+        if odd:
+            detail = f"{self.client.name}: {odd[0]} of graph {self._graph.number} lies in slot {leased[odd[0]]}"
+            self.world.fail("moved_under_graph", detail, leader.name)
 
     # --- read ----------------------------------------------------------------------------------
 
@@ -215,3 +288,12 @@ class Reader:
             self.world.wrong_reads += 1
             about = [part.holder for part in reading.grant.parts]
             self.world.fail("wrong_read", f"{self.client.name}: lease {reading.grant.lease}: {wrong}", *about)
+
+
+def _places(runs: tuple[SlotRun, ...]) -> dict[tuple[int, int, int], int]:
+    """The slot of each group, shard and index."""
+    return {
+        (run.group, run.shard, index): int.from_bytes(run.slots[place * 4 : place * 4 + 4], "little")
+        for run in runs
+        for place, index in enumerate(run.indices)
+    }

@@ -53,7 +53,7 @@ from .judge import Content, Judge
 from .laws import Laws
 from .machine import Disk, Machine
 from .models import Layouts, Library, layout_of, random_chance, random_limits, random_model, random_slots
-from .queue import Queue, Trace
+from .queue import Queue, Trace, where
 
 if TYPE_CHECKING:
     from .clients import Client
@@ -139,8 +139,8 @@ class World:
         self.calm = False
         self.steps = 0
         self.counts: Counter[str] = Counter()
-        self.held: dict[str, set[int]] = {}
-        """Leases in the hands of each client."""
+        self.held: dict[str, set[tuple[str, int]]] = {}
+        """Leases (leader, number) in the hands of each client."""
         self.wrong_reads = 0
         self.failure: Failure | None = None
         config = SupervisorConfig(
@@ -241,7 +241,7 @@ class World:
         try:
             effects = life.core.handle(event, self.local(life.node))
         except Exception as error:  # noqa: BLE001 - whatever a core raises is a finding
-            self.fail("protocol", f"{life}: {type(error).__name__}: {error}", life.name)
+            self.fail("protocol", f"{life}: {type(error).__name__}: {error}{where(error)}", life.name)
             return
         self.laws.after(life, event, effects)
         if isinstance(event, Received) and isinstance(event.message, GrantUntil):
