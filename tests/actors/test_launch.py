@@ -22,7 +22,7 @@ import kvfabric
 
 GROUPS = [{"name": "kv", "kind": "compressed_history", "block_tokens": 16, "block_bytes": 4096}]
 
-ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
 spec = {"model": {"groups": GROUPS}, "memory_bytes": 1 << 20,
         "transport": {"links": ["nixl", "tcp"], "nixl_backend": "NO_SUCH_BACKEND"}}
 with kvfabric.launch(spec) as fabric, kvfabric.connect() as session:
