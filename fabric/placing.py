@@ -79,6 +79,10 @@ class Placer:
             if held_up is not None:
                 refuse(Reason.PINNED, held_up)
             return True
+        lacking = self.ctx.books.admission.lacking(move.new for move in moves.values())
+        if lacking is not None:
+            refuse(lacking.reason, lacking.group)
+            return True
         self._start(Placing(moves, digests, refuse, then))
         return False
 
