@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .world import Life, World
 
 CLIENTS_A_NODE = 3
-WEIGHTS_MAX = 3
+WEIGHTS_MAX = 400
 
 
 class Faults:
@@ -51,10 +51,10 @@ class Faults:
         if world.calm or world.failure is not None:
             return
         fault, _ = self.rng.choices(FAULTS, [weight for _, weight in FAULTS])[0]
-        world.steps += 1
         world.trace.note(world.queue.now, "fault", fault.__name__)
-        world.counts[f"fault {fault.__name__}"] += 1
-        fault(self)
+        if fault(self):
+            world.steps += 1
+            world.counts[f"fault {fault.__name__}"] += 1
         world.queue.after(self._pause(), self._strike)
 
     def _some_life(self) -> Life | None:
@@ -63,22 +63,26 @@ class Faults:
 
     # --- processes -----------------------------------------------------------------------------
 
-    def crash(self) -> None:
+    def crash(self) -> bool:
         """A holder's process dies; its node says so, and a fresh life starts soon."""
         life = self._some_life()
-        if life is not None:
-            self.world.end_life(life)
-            self.world.queue.after(
-                self.rng.uniform(0.05, 1.0), lambda: self.world.exited(life.name, life.incarnation, proven=True)
-            )
+        if life is None:
+            return False
+        self.world.end_life(life)
+        self.world.queue.after(
+            self.rng.uniform(0.05, 1.0), lambda: self.world.exited(life.name, life.incarnation, proven=True)
+        )
+        return True
 
-    def pause_holder(self) -> None:
+    def pause_holder(self) -> bool:
         """A holder freezes. Short, or so long that it is replaced and wakes as a zombie."""
         life = self._some_life()
-        if life is not None:
-            life.paused = True
-            self._suspect(life)
-            self.world.queue.after(self.rng.choice((0.5, 2.0, 8.0)) * self.rng.uniform(0.5, 1.5), self.wake, life)
+        if life is None:
+            return False
+        life.paused = True
+        self._suspect(life)
+        self.world.queue.after(self.rng.choice((0.5, 2.0, 8.0)) * self.rng.uniform(0.5, 1.5), self.wake, life)
+        return True
 
     def _suspect(self, life: Life) -> None:
         """The supervisor's driver finds that a process does not answer."""
@@ -93,28 +97,36 @@ class Faults:
         for event in waiting:
             self.world.feed(life, event)
 
-    def crash_client(self) -> None:
+    def crash_client(self) -> bool:
+        """A session's process dies where it stands."""
         clients = list(self.world.clients.values())
-        if clients:
-            client = self.rng.choice(clients)
-            client.die()
-            self.world.queue.after(self.rng.uniform(0.1, 1.0), self.start_client, client.node)
+        if not clients:
+            return False
+        client = self.rng.choice(clients)
+        client.die()
+        self.world.queue.after(self.rng.uniform(0.1, 1.0), self.start_client, client.node)
+        return True
 
-    def reshard_directory(self) -> None:
+    def reshard_directory(self) -> bool:
         """The directory's chains are answered for by more shards, or fewer."""
-        self.world.directories.reshard(self.rng.randrange(1, SHARDS_MAX + 1))
+        count = self.rng.randrange(1, SHARDS_MAX + 1)
+        other = count != len(self.world.directories.wanted)
+        self.world.directories.reshard(count)
+        return other
 
-    def restart_directory(self) -> None:
+    def restart_directory(self) -> bool:
         """A shard's process dies and starts anew, empty."""
         world = self.world
         address = self.rng.choice(world.directories.map.shards)
         epoch = world.directories.end(address)
-        if epoch is not None:
-            world.queue.after(self.rng.uniform(0.1, 2.0), lambda: world.exited(address, epoch, proven=True))
+        if epoch is None:
+            return False
+        world.queue.after(self.rng.uniform(0.1, 2.0), lambda: world.exited(address, epoch, proven=True))
+        return True
 
     # --- network -------------------------------------------------------------------------------
 
-    def partition(self) -> None:
+    def partition(self) -> bool:
         """Two places lose each other for a while: nodes, the directory's or the supervisor's."""
         world = self.world
         one, other = self.rng.sample([*world.nodes, *world.directories.nodes, "s"], 2)
@@ -125,56 +137,66 @@ class Faults:
                 if life.node in pair:
                     self._suspect(life)
         world.queue.after(self.rng.choice((0.5, 2.0, 8.0)) * self.rng.uniform(0.5, 1.5), world.cut.discard, pair)
+        return True
 
     # --- bytes ---------------------------------------------------------------------------------
 
-    def disk_down(self) -> None:
+    def disk_down(self) -> bool:
+        """A holder's disk fails as a whole, for a while."""
         life = self._some_life()
         if life is None:
-            return
+            return False
         disk = self.world.disks[life.name]
         disk.refused = Reason.DISK_UNAVAILABLE
         self.world.feed(life, DiskState(Reason.DISK_UNAVAILABLE))
         self.world.queue.after(self.rng.uniform(0.2, 2.0), self.disk_up, life.name)
+        return True
 
     def disk_up(self, name: str) -> None:
         self.world.disks[name].refused = None
         life = self.world.lives[name]
         self.world.feed(life, DiskState(None))
 
-    def rot(self) -> None:
+    def rot(self) -> bool:
         """Bytes on disk turn: one object's, or a whole extent's."""
         disk = self.rng.choice(list(self.world.disks.values()))
-        if disk.extents:
-            entries = self.rng.choice(list(disk.extents.values()))
-            for _, content in entries if self.rng.random() < 0.5 else [self.rng.choice(entries)]:
-                content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
+        if not disk.extents:
+            return False
+        entries = self.rng.choice(list(disk.extents.values()))
+        for _, content in entries if self.rng.random() < 0.5 else [self.rng.choice(entries)]:
+            content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
+        return True
 
-    def flip(self) -> None:
+    def flip(self) -> bool:
         """A byte in memory turns, under nobody's lease; only where every grant verifies."""
         life = self._some_life()
         if life is None or not self.world.verify_always:
-            return
+            return False
         objects = [o for o in life.core.ctx.books.owner if o is not None and o.state is State.SEALED and not o.pins]
-        if objects:
-            obj = self.rng.choice(objects)
-            life.arena.payload(obj.slot)[self.rng.randrange(obj.length)] ^= 1 << self.rng.randrange(8)
+        if not objects:
+            return False
+        obj = self.rng.choice(objects)
+        life.arena.payload(obj.slot)[self.rng.randrange(obj.length)] ^= 1 << self.rng.randrange(8)
+        return True
 
     # --- weights -------------------------------------------------------------------------------
 
-    def update_weights(self) -> None:
+    def update_weights(self) -> bool:
+        """New weights for all: at first soon, later seldom, for everything stored is lost to readers."""
         world = self.world
-        if len(world.weights) >= WEIGHTS_MAX or world.queue.now < 3.0:
-            return
+        count = len(world.weights)
+        if count >= WEIGHTS_MAX or world.queue.now < 3.0 or (count > 2 and self.rng.random() < 0.7):
+            return False
         world.update_weights()
         for client in world.clients.values():
             world.queue.after(self.rng.uniform(0.0, 2.0), self._adopt, client, world.weights[-1])
+        return True
 
     def _adopt(self, client: Client, weights: str) -> None:
         client.weights = max(client.weights, weights)
 
 
-FAULTS: tuple[tuple[Callable[[Faults], None], int], ...] = (
+FAULTS: tuple[tuple[Callable[[Faults], bool], int], ...] = (
     (Faults.crash, 4),
     (Faults.pause_holder, 4),
     (Faults.crash_client, 3),

@@ -39,6 +39,10 @@ class Content:
             known = self._known[key] = blake3(seed).digest(length)
         return known[:length]
 
+    def forget(self) -> None:
+        """Keep nothing: every content is worked out again where it is asked for."""
+        self._known.clear()
+
     def revision_of(self, digest: bytes, group: int, shard: int, *, abi: Abi, found: bytes) -> int | None:
         """The revision whose bytes these are; None if they are none of this object's in this layout."""
         for revision in range(REVISIONS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,6 +158,11 @@ def layout_of(slots: list[int], shards: tuple[int, ...]) -> ArenaLayout:
     return ArenaLayout([PoolLayout(g, s, n, BLOCK_BYTES) for g, n in enumerate(slots) for s in shards])
 
 
+def weights_name(number: int) -> str:
+    """The name of a weights revision; later ones sort behind earlier ones."""
+    return f"w{number:04d}"
+
+
 @dataclass(slots=True)
 class Text:
     """One prompt as its reader and writer know it, under one tenant and weights revision."""
@@ -186,6 +192,10 @@ class Library:
                 tokens[:share] = like[:share]
             self._tokens[name] = tokens
         self._known: dict[tuple[int, int, str, str], Text] = {}
+
+    def forget(self, weights: Collection[str]) -> None:
+        """Texts under these weights are asked for no more, or seldom: keep no keys of them."""
+        self._known = {key: text for key, text in self._known.items() if key[2] not in weights}
 
     def text(self, name: int, n: int, weights: str, tenant: str) -> Text:
         """The first n tokens of a prompt."""

@@ -265,9 +265,13 @@ class Reader:
                 return "read under retired weights"
             if any(self.world.queue.now > life.right_until_s for life in lives):
                 return "read from a life that may not grant any more"
-        elif refused is Reason.VERSION_CHANGED and all(life.alive and not life.given_up for life in lives):
+        elif refused is Reason.VERSION_CHANGED and now < reading.deadline_s and self._all_serve(lives):
             return "its slots changed before its deadline"
         return None
+
+    def _all_serve(self, lives: list[Life]) -> bool:
+        """Whether none of these lives ended, in truth or by the supervisor's word."""
+        return all(life.alive and not life.given_up for life in lives)
 
     def _take(self, reading: Reading, half: int) -> list[Held]:
         """Every second leased slot's bytes, as they lie there now."""

@@ -52,7 +52,16 @@ from .directories import node_of as directory_node
 from .judge import Content, Judge
 from .laws import Laws
 from .machine import Disk, Machine
-from .models import Layouts, Library, layout_of, random_chance, random_limits, random_model, random_slots
+from .models import (
+    Layouts,
+    Library,
+    layout_of,
+    random_chance,
+    random_limits,
+    random_model,
+    random_slots,
+    weights_name,
+)
 from .queue import Queue, Trace, where
 
 if TYPE_CHECKING:
@@ -133,7 +142,7 @@ class World:
         self.zombies: list[Life] = []
         self.incarnations: Counter[str] = Counter()
         self.cut: set[frozenset[str]] = set()
-        self.weights = ["w1"]
+        self.weights = [weights_name(1)]
         self.directories = Directories(self, rng.choice((1, 1, 2, 3)))
         self.clients: dict[str, Client] = {}
         self.calm = False
@@ -146,7 +155,7 @@ class World:
         config = SupervisorConfig(
             grant_s=RIGHT_S, renew_s=1.4, start_timeout_s=30.0, settled_s=2.0, backoff_s=0.2, backoff_s_max=1.0
         )
-        self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16("w1"))
+        self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16(self.weights[0]))
         self.laws = Laws(self)
 
     # --- beginning -----------------------------------------------------------------------------
@@ -444,7 +453,9 @@ class World:
 
     def update_weights(self) -> None:
         """A new weights revision comes into force; every holder will know."""
-        self.weights.append(f"w{len(self.weights) + 1}")
+        self.weights.append(weights_name(len(self.weights) + 1))
+        self.library.forget(self.weights[:-2])
+        self.content.forget()
         digests = [weights_digest16(w) for w in self.weights]
         self.order(self.supervisor.update_weights(digests[-1], digests[:-1]))
 
