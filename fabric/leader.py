@@ -52,6 +52,9 @@ from .wakes import Wake
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
 """Refusals of a graph lease that no other position or source would lift: the engine runs eagerly."""
 
+OF_ROOM = frozenset({Reason.ADMISSION_LIMIT, Reason.QUOTA})
+"""Refusals for want of room: a registered graph's slots are given, so a shorter position frees none."""
+
 WORKING = "working"
 WAITING = "waiting"
 IN_LINE = "in line to restore"
@@ -595,7 +598,8 @@ class Leader:
         if any(reply.refused is Reason.WEIGHTS_MISMATCH for reply in op.replies.values()):
             self._finish_miss(op)
             return
-        held = next((r for r in op.replies.values() if r.refused in FROM_HELD_SLOTS), None)
+        final = FROM_HELD_SLOTS | OF_ROOM if op.request.graphs else FROM_HELD_SLOTS
+        held = next((r for r in op.replies.values() if r.refused in final), None)
         if held is not None and held.refused is not None:
             op.limited = (held.group, held.refused)
             self._finish(op, 0, refused=held.refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvfabric.fabric.admission import ByteLimit
 from kvfabric.fabric.effects import PeerClosed
 from kvfabric.fabric.invariants import accounting, check
 from kvfabric.fabric.kinds import Reason
@@ -137,3 +138,16 @@ def test_a_graph_that_is_not_registered_gets_no_lease(world: OneHolder) -> None:
     assert answer.cause is not None
     assert answer.cause.reason is Reason.GRAPH_FROZEN
     assert world.acquire(P, graph=True).grant is not None
+
+
+def test_a_move_that_the_tenants_limit_cannot_take_is_refused_and_breaks_nothing() -> None:
+    world = OneHolder(MODEL, slots=12, limits=(ByteLimit(64 * 14, each_tenant=True),))
+    world.store(P, seed=1)
+    graph, _ = captured(world)
+    world.store(Q, seed=2)
+    held = world.granted(P)
+    answer = world.acquire(Q, graph=True, graphs=(("n0", graph),))
+    assert answer.grant is None, "P's slots are leased, and copies of Q beside Q are over the limit"
+    assert check(world.core) == []
+    world.ask(Release(world.name(), held.lease, None))
+    assert world.acquire(P, graph=True, graphs=(("n0", graph),)).grant is not None
