@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .world import Life, World
 
 RETRY_S = 1.5
-THINK_S = 0.25
+THINK_S = 0.15
 HANG_S = 60.0
 
 
@@ -104,7 +104,7 @@ class Client:
             if not begun:
                 begun = True
                 yield from writer.store(lives)
-            elif self.rng.random() < 0.33:
+            elif self.rng.random() < 0.27:
                 yield from writer.act(lives)
             else:
                 yield from reader.act(lives)

@@ -108,7 +108,7 @@ class Reader:
         if rng.random() < 0.04:
             odd = rng.randrange(len(abis))
             abis = tuple(world.layouts.second[g] if g == odd else abi for g, abi in enumerate(abis))
-        probe = registered is None and rng.random() < 0.12
+        probe = registered is None and rng.random() < 0.07
         graph = registered is not None or (not probe and rng.random() < 0.12)
         return Acquire(
             self.client.request(),
