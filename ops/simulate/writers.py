@@ -43,7 +43,7 @@ class Writer:
     def act(self, lives: list[Life]) -> Script:
         """One thing a writer does."""
         action = self.rng.choices(
-            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (10, 4, 2, 12, 1, 2)
+            (self.store, self.extend, self.restamp, self.swap_out, self.swap_in, self.drop), (10, 4, 2, 20, 2, 2)
         )[0]
         yield from action(lives)
 
