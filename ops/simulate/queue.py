@@ -75,6 +75,6 @@ def brief(value: Any) -> str:
 
 
 def where(error: BaseException) -> str:
-    """The innermost lines that raised, as far as they lie in the core."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "fabric" in f.filename]
+    """The innermost lines that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
     return "".join(f" <- {f.filename.rsplit('/', 1)[-1]}:{f.lineno} {f.name}" for f in reversed(frames[-5:]))

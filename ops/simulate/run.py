@@ -16,6 +16,7 @@ from ...fabric.messages import Acquire, Answer
 from .clients import Call
 from .faults import Faults
 from .models import PROMPT_TOKENS_MAX, TENANTS
+from .queue import where
 from .world import Failure, World
 
 REST_S = 45.0
@@ -83,7 +84,7 @@ class Run:
         world.begin()
         self.faults.begin()
         while world.failure is None and world.steps < self.steps:
-            world.queue.run_next(float("inf"))
+            self._next(float("inf"))
         busy_s, busy_steps = time.perf_counter() - started, world.steps
         if world.failure is None and self.rest:
             self._rest()
@@ -128,9 +129,16 @@ class Run:
             self._answers_all()
 
     def _until(self, at_s: float) -> None:
-        queue = self.world.queue
-        while self.world.failure is None and queue.run_next(at_s):
+        while self.world.failure is None and self._next(at_s):
             pass
+
+    def _next(self, until_s: float) -> bool:
+        """One event. What a driver cannot carry out is a finding like what a core raises."""
+        try:
+            return self.world.queue.run_next(until_s)
+        except Exception as error:  # noqa: BLE001 - an effect without sense shows as any error here
+            self.world.fail("effect", f"{type(error).__name__}: {error}{where(error)}")
+            return False
 
     def _at_rest(self) -> None:
         """Nothing is pinned, reserved, quarantined, lost, waited for or forgotten on disk."""
