@@ -126,6 +126,7 @@ class World:
         self.chance = random_chance(rng)
         self.slots = random_slots(rng, self.model)
         self.limits = random_limits(rng, self.model, self.slots)
+        self.disk_bytes_max = rng.choice((400_000, 1_200_000))
         self.pin_ttl_s = rng.choice((0.25, 0.25, 2.0))
         self.verify_always = rng.random() < 0.25
         self.nodes = tuple(f"n{i}" for i in range(rng.randrange(2, 4)))
@@ -179,6 +180,7 @@ class World:
             rounds_max=8,
             restores_max=6,
             restore_bytes_max=1024,
+            disk_bytes_max=self.disk_bytes_max,
             limits=self.limits,
             ageing_s=0.5,
             event_ack_s=3.1,
