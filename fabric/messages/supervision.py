@@ -1,0 +1,89 @@
+"""The supervisor and the processes it runs: who is up, who may grant, what is in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..wire import record
+
+
+@record(50)
+@dataclass(frozen=True, slots=True)
+class GrantUntil:
+    """The right to grant leases for ``seconds``, for one incarnation only.
+
+    They count from ``since_s`` on the holder's own clock, as its last reply told it: so a record that was
+    held up on its way grants nothing. Without it, from receipt.
+    """
+
+    incarnation: int
+    seconds: float
+    since_s: float | None = None
+
+
+@record(53)
+@dataclass(frozen=True, slots=True)
+class GrantSeen:
+    """The reply to GrantUntil: the process's monotonic clock now, and the weights, mode and shard map it knows of."""
+
+    incarnation: int
+    clock_s: float
+    weights_number: int = 0
+    mode_number: int = 0
+    map_epoch: int = 0
+
+
+@record(51)
+@dataclass(frozen=True, slots=True)
+class SetWeights:
+    """A weights revision is in force (16-byte digest); every other known one is retired.
+
+    ``number`` only grows: an earlier one that arrives late changes nothing.
+    """
+
+    weights: bytes
+    retired: tuple[bytes, ...]
+    number: int = 0
+
+
+@record(52)
+@dataclass(frozen=True, slots=True)
+class SetMode:
+    """Draining: stop granting. Bypassed: answer recompute to every acquire. ``number`` only grows."""
+
+    draining: bool
+    bypassed: bool
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the fabric: its address, its life, where it listens."""
+
+    address: str
+    incarnation: int
+    node: str
+    host: str
+    unix: str
+    tcp: str
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a process says when it is up: where it listens, its monotonic clock, and what it computes
+    for the model's join vector.
+    """
+
+    member: Member
+    clock_s: float
+    vector: bytes
+
+
+@record(72)
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Everyone who is up, as the supervisor knows it; later ``number`` replaces earlier."""
+
+    number: int
+    members: tuple[Member, ...]
