@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure against the targets.", no_args_is_help=True)
     bench.callback()(_bench)
     bench.command()(core)
+    bench.command()(lease)
     bench.command()(transfer)
     bench.command()(tiers)
     bench.command()(directory)
@@ -43,6 +44,13 @@ def directory(
     from .directory import run
 
     raise typer.Exit(show(run(full=full), json=json))
+
+
+def lease(json: Annotated[bool, JSON] = False) -> None:
+    """Leases on state at hand: acquire and release against a Ray call, checks, sizes."""
+    from .lease import run
+
+    raise typer.Exit(show(run(), json=json))
 
 
 def transfer(json: Annotated[bool, JSON] = False) -> None:
