@@ -175,6 +175,8 @@ class Books:
         """Counts what changed of what can be found: a column taken at this count still holds."""
         self.room_gained = 0
         """Counts slots that became free or evictable: whoever waits for room watches it."""
+        self.victims = 0
+        """Counts what left memory to make room."""
         self._sequence = 0
 
     # --- finding -------------------------------------------------------------------------------
@@ -334,6 +336,7 @@ class Books:
             elif use != self._turn(obj):
                 heapq.heappush(order, self._place(obj))
             else:
+                self.victims += 1
                 return obj
         raise ProtocolError(f"{where}: reserved without room")
 

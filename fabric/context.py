@@ -22,6 +22,7 @@ from .messages import ShardMap
 from .model import ModelSpec
 from .restores import Behalf, RestoreLimit
 from .segments import Router
+from .series import Histogram
 from .wakes import Wake, Wakes
 
 Waiter = Callable[[Obj, Reason | None], None]
@@ -104,6 +105,8 @@ class HolderContext:
         self.effects: list[Effect] = []
         self.local: deque[Any] = deque()
         self.counters: Counter[str] = Counter()
+        self.recovery = Histogram()
+        """How long acquires took that had to restore."""
         self.waiters: dict[int, list[tuple[str, Waiter]]] = {}
         """Who waits for an object, each with the exchange on whose behalf."""
         self.behalf = Behalf()

@@ -244,6 +244,7 @@ class DiskDesk:
         self.extents.used_bytes -= writing.bytes_max
         if event.refused is None:
             size = event.file_bytes or writing.bytes_max
+            self.ctx.counters["written_bytes"] += sum(obj.length for obj in writing.objects)
             self.extents.add(writing.extent, dict(enumerate(writing.objects)), size, self.ctx.now)
         for number, obj in enumerate(writing.objects):
             if event.refused is None:

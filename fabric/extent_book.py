@@ -7,10 +7,12 @@ can take at most.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from .books import Obj
+from .kinds import ObjectKind
 from .lifecycle import State
 
 
@@ -34,6 +36,8 @@ class ExtentBook:
     def __init__(self, bytes_max: int | None) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
+        self.bytes_of_kind: Counter[ObjectKind] = Counter()
+        """Unpacked bytes of what the extents still serve."""
         self._extents: dict[int, Extent] = {}
 
     def __contains__(self, extent: int) -> bool:
@@ -45,6 +49,8 @@ class ExtentBook:
     def add(self, number: int, objects: dict[int, Obj], file_bytes: int, now: float) -> None:
         self._extents[number] = Extent(objects, file_bytes, now)
         self.used_bytes += file_bytes
+        for obj in objects.values():
+            self.bytes_of_kind[obj.kind] += obj.length
 
     def used(self, number: int, now: float) -> None:
         extent = self._extents.get(number)
@@ -56,7 +62,9 @@ class ExtentBook:
         extent = self._extents.get(number)
         if extent is None:
             return False
-        extent.live.pop(entry, None)
+        obj = extent.live.pop(entry, None)
+        if obj is not None:
+            self.bytes_of_kind[obj.kind] -= obj.length
         if extent.live:
             return False
         self.gone(number)
@@ -68,6 +76,8 @@ class ExtentBook:
         if extent is None:
             return []
         self.used_bytes -= extent.file_bytes
+        for obj in extent.live.values():
+            self.bytes_of_kind[obj.kind] -= obj.length
         return list(extent.live.values())
 
     def lacks(self, nbytes: int) -> bool:

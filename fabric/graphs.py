@@ -41,7 +41,7 @@ class GraphDesk:
     def __init__(self, ctx: HolderContext) -> None:
         self.ctx = ctx
         self.graphs: dict[int, Graph] = {}
-        self.release: Callable[[int], None] = ctx.leases.end_quietly
+        self.release: Callable[[int], object] = lambda lease: ctx.leases.end(lease, ctx.now)
 
     def register(self, client: str, message: GraphRegister) -> None:
         """Take a graph's slots, all of them or none."""

@@ -80,6 +80,8 @@ from .parts import PartDesk
 from .pins import PinDesk
 from .placing import Placer
 from .restores import PATIENCE_S
+from .sampling import Sampler
+from .series import Sample
 from .stores import StoreDesk
 
 
@@ -96,6 +98,7 @@ class HolderCore:
         self.leader = Leader(self.ctx, self.disk)
         self.events = EventDesk(self.ctx)
         self.graphs.release = self.leader.release
+        self.sampler = Sampler(self.ctx, self.disk)
         self.weights_number = 0
         self.mode_number = 0
         self._renewals: dict[str, tuple[str, Renew, float, dict[str, PartRenewed | None]]] = {}
@@ -189,6 +192,10 @@ class HolderCore:
         """When this core wants a Tick, on the clock of ``now``."""
         return self.ctx.next_wake_s
 
+    def series(self) -> list[Sample]:
+        """What this life did over time, up to the last step."""
+        return self.sampler.series()
+
     def _settle(self) -> list[Effect]:
         ctx = self.ctx
         self._drain_local()
@@ -199,6 +206,7 @@ class HolderCore:
             ctx.wake_at(ctx.now, self._next_turn)  # the next in a step of its own: live requests come between
         self.disk.forget_dropped()
         self.events.flush()
+        self.sampler.step()
         effects, ctx.effects = ctx.effects, []
         return effects
 

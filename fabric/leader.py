@@ -99,6 +99,8 @@ class AcquireOp:
     """Its place in line to restore, while it stands there."""
     late: tuple[int, Reason] | None = None
     """Why tiers are left out of account: the group that would have come from one, and the reason."""
+    restores: bool = False
+    """Something of its state comes from a tier, here or at a peer."""
     looking: bool = False
     """Only the answer is wanted: nothing is pinned, restored or moved."""
     timers: list[Wake] = field(default_factory=list)
@@ -543,6 +545,7 @@ class Leader:
         view, revisions = op.view, self._revisions(op, tokens, found)
         op.tokens = tokens
         op.plans = view.plan(tokens, revisions)
+        op.restores = any(c.tier for c in view.columns.values()) and bool(view.on_tiers(tokens, revisions))
         op.replies = {}
         op.granted = {}
         ttl_s = self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
@@ -878,14 +881,19 @@ class Leader:
     def _count(self, op: AcquireOp, answer: Answer, granted: int) -> None:
         if op.request.probe or op.background:
             return
+        if op.restores and granted:
+            self.ctx.recovery.add(self.ctx.now - op.started_s)
         counters = self.ctx.counters
         counters["acquires_total"] += 1
+        counters["asked_tokens_total"] += op.request.prompt.n
         counters["hash_hit_tokens_total"] += answer.hash_tokens
         counters["usable_hit_tokens_total"] += answer.usable_tokens
         counters["effective_hit_tokens_total"] += granted
         cause = answer.cause
         if cause is not None:
             counters[f"cut:{cause.group}:{cause.kind}:{cause.layer}:{cause.reason}"] += 1
+            counters[f"lost_tokens:{cause.reason}"] += answer.hash_tokens - granted
+            counters[f"lost_by_kind:{cause.kind}"] += answer.hash_tokens - granted
             if cause.layer in ("whole_block", "abi", "intersection", "alignment"):
                 counters["validation_failures_total"] += 1
 
@@ -924,7 +932,7 @@ class Leader:
 
     def release(self, lease: int) -> None:
         """End a lease here and on its other ranks' holders."""
-        record = self.ctx.leases.end(lease)
+        record = self.ctx.leases.end(lease, self.ctx.now)
         if record is not None:
             for holder, theirs in record.mates:
                 self.ctx.send(holder, PartRelease(theirs))

@@ -21,6 +21,7 @@ from .arena import STAMP_FIELDS, Arena, SlotState
 from .books import Books
 from .kinds import Reason
 from .messages import LeaseGrant, LeasePart, SlotRun
+from .series import Histogram
 from .validation import Proof
 from .wakes import Wake
 
@@ -52,6 +53,7 @@ class LeaseRecord:
     graph: bool = False
     graph_number: int = 0
     leader: str = ""
+    granted_s: float = 0.0
     mates: tuple[tuple[str, int], ...] = ()
     watch: Wake | None = None
     """Looks whether its grace is over; whoever ends the lease before cancels it."""
@@ -64,6 +66,8 @@ class LeaseBook:
         self._books = books
         self.live: dict[int, LeaseRecord] = {}
         self.fence = 0
+        self.life = Histogram()
+        """How long leases that ended had lived."""
 
     def grant(
         self,
@@ -96,6 +100,7 @@ class LeaseBook:
             graph=graph,
             graph_number=graph_number,
             leader=leader,
+            granted_s=now,
         )
         self.live[record.lease] = record
         return record
@@ -116,10 +121,11 @@ class LeaseBook:
         record.deadline_s = max(record.deadline_s, (now if since_s is None else since_s) + lease_s)
         return record.deadline_s
 
-    def end(self, lease: int) -> LeaseRecord | None:
+    def end(self, lease: int, now: float) -> LeaseRecord | None:
         """Give the pins back; None if the lease ended before."""
         record = self.live.pop(lease, None)
         if record is not None:
+            self.life.add(now - record.granted_s)
             if record.watch is not None:
                 record.watch.cancel()
             for run in record.proof.runs:
@@ -127,10 +133,6 @@ class LeaseBook:
                     self._books.freeze(run.slots, -1)
                 self._books.unpin_slots(run.group, run.shard, run.slots)
         return record
-
-    def end_quietly(self, lease: int) -> None:
-        """Give the pins back, whether the lease still lives or not."""
-        self.end(lease)
 
 
 def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:

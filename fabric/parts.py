@@ -458,6 +458,7 @@ class PartDesk:
         books.install(a.obj)
         self.ctx.inflight.pop((a.obj.group, a.obj.shard, a.obj.digest), None)
         self.ctx.counters["fetched_objects"] += 1
+        self.ctx.counters["fetched_bytes"] += a.obj.length
         self._hold(part, a.index, a.obj)
         part.digests[a.obj.slot] = a.landed or b""
         part.awaited -= 1
@@ -654,7 +655,7 @@ class PartDesk:
                 record.watch = ctx.wake_at(ctx.now + ctx.config.graph_check_s, over)
             else:
                 ctx.counters["leases_expired"] += 1
-                ctx.leases.end(record.lease)
+                ctx.leases.end(record.lease, ctx.now)
 
         record.watch = ctx.wake_at(due_s, over)
 

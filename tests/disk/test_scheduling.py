@@ -33,7 +33,7 @@ from kvfabric.fabric.extents import extent_bytes
 from kvfabric.fabric.holder import HolderCore
 from kvfabric.fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
 from kvfabric.fabric.invariants import accounting, check
-from kvfabric.fabric.kinds import ObjectKind, Reason, Status
+from kvfabric.fabric.kinds import ObjectKind, Reason, Status, Tier
 from kvfabric.fabric.messages import (
     Acquire,
     Answer,
@@ -54,6 +54,7 @@ from kvfabric.fabric.messages import (
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.passport import AbiPassport
 from kvfabric.fabric.restores import Rate, RestoreLimit
+from kvfabric.fabric.series import quantile_s
 from kvfabric.transport.digest import checksum
 
 ABI = AbiPassport().abi()
@@ -595,3 +596,33 @@ def test_a_disk_that_can_only_be_read_is_read() -> None:
     d.handle(DiskState(None))
     assert d.swap_out(2).refused is None
     d.sound()
+
+
+def test_a_holders_series_says_what_it_did() -> None:
+    d = Disk()
+    d.on_disk(1)
+    kept = d.core.series()[-1].occupancy_bytes
+    assert {kind: tiers[Tier.G3] for kind, tiers in kept.items()} == dict.fromkeys(
+        (ObjectKind.COMPRESSED_HISTORY, ObjectKind.INDEXER), BLOCKS * BLOCK
+    )
+    request = d.acquire(1)
+    d.wait(3.0)
+    d.finish_all()
+    d.release(request)
+    d.swap_out(1)
+    d.handle(DiskState(Reason.DISK_UNAVAILABLE))
+    d.acquire(1)
+    d.wait(60.0)
+    first, *_, last = d.core.series()
+    assert (first.requests, last.requests, last.at_s) == (0, 2, d.now)
+    assert (last.tokens, last.hash_hit_tokens, last.effective_hit_tokens) == (130, 128, 64)
+    assert last.lost_tokens == {Reason.DISK_UNAVAILABLE: 64}
+    assert last.lost_by_kind == {ObjectKind.DISK_PREFIX: 64}
+    assert (last.restores, last.restored_bytes, last.written_bytes) == (
+        2 * BLOCKS,
+        2 * BLOCKS * BLOCK,
+        2 * BLOCKS * BLOCK,
+    )
+    assert (sum(last.recovery), quantile_s(last.recovery, 1.0)) == (1, 4.096)
+    assert sum(last.lease_life) == 1
+    assert all(tiers[Tier.G2] == 0 for tiers in last.occupancy_bytes.values())

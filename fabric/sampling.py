@@ -1,0 +1,72 @@
+"""The samples that a holder takes of itself: totals since its life began (:mod:`series`)."""
+
+from __future__ import annotations
+
+from .context import HolderContext
+from .disk import DiskDesk
+from .kinds import ObjectKind, Reason, Tier
+from .series import Occupancy, Sample, Timeline
+
+LOST = "lost_tokens:"
+LOST_BY_KIND = "lost_by_kind:"
+
+
+class Sampler:
+    """Takes a sample whenever one is due by the clock of the steps; one more whenever it is asked."""
+
+    def __init__(self, ctx: HolderContext, disk: DiskDesk) -> None:
+        self.ctx = ctx
+        self.disk = disk
+        self.timeline = Timeline()
+        self._began_s: float | None = None
+
+    def step(self) -> None:
+        """After each step: keep a sample if it is time for one."""
+        if self._began_s is None:
+            self._began_s = self.ctx.now
+        if self.ctx.now - self._began_s >= self.timeline.due_s:
+            self.timeline.add(self.sample())
+
+    def series(self) -> list[Sample]:
+        """All samples kept, and one of this moment."""
+        return [*self.timeline.samples, self.sample()]
+
+    def sample(self) -> Sample:
+        """The totals of this moment."""
+        ctx = self.ctx
+        count = ctx.counters
+        return Sample(
+            at_s=ctx.now - (ctx.now if self._began_s is None else self._began_s),
+            requests=count["acquires_total"],
+            tokens=count["asked_tokens_total"],
+            hash_hit_tokens=count["hash_hit_tokens_total"],
+            usable_hit_tokens=count["usable_hit_tokens_total"],
+            effective_hit_tokens=count["effective_hit_tokens_total"],
+            lost_tokens={Reason(name.removeprefix(LOST)): n for name, n in count.items() if name.startswith(LOST)},
+            lost_by_kind={
+                ObjectKind(name.removeprefix(LOST_BY_KIND)): n
+                for name, n in count.items()
+                if name.startswith(LOST_BY_KIND)
+            },
+            occupancy_bytes=self._occupancy(),
+            evictions=ctx.books.victims + count["extents_evicted"],
+            restores=count["restored_objects"],
+            moved_bytes=count["fetched_bytes"],
+            restored_bytes=count["restored_bytes"],
+            written_bytes=count["written_bytes"],
+            recovery=tuple(ctx.recovery.counts),
+            lease_life=tuple(ctx.leases.life.counts),
+        )
+
+    def _occupancy(self) -> Occupancy:
+        """Bytes of owned slots by kind and tier, and of what the disk holds by kind."""
+        ctx = self.ctx
+        found: Occupancy = {}
+        for layout in ctx.arena.layout.pools:
+            pool = ctx.books.pools[layout.group, layout.shard]
+            here = found.setdefault(ctx.model.groups[layout.group].kind, {})
+            here[layout.tier] = here.get(layout.tier, 0) + (pool.slots - len(pool.free)) * layout.slot_bytes
+        for kind, nbytes in self.disk.extents.bytes_of_kind.items():
+            if nbytes:
+                found.setdefault(kind, {})[Tier.G3] = nbytes
+        return found
