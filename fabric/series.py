@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .kinds import ObjectKind, Reason, Tier
 
-BOUNDS_S = tuple(0.0005 * 2**i for i in range(24))
+BOUNDS_S: tuple[float, ...] = tuple(0.0005 * (1 << i) for i in range(24))
 """Upper ends of a histogram's buckets, in seconds (0.5 ms, doubling, to 70 min); one more bucket takes the rest."""
 
 Occupancy = dict[ObjectKind, dict[Tier, int]]
