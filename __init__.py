@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .actors.answer import Answer
     from .actors.async_session import AsyncSession
     from .actors.attempt import Attempt, Stored
     from .actors.fabric import Fabric, connect, connect_async, launch
     from .actors.graph import Graph
     from .actors.lease import Lease, LeaseRefused
-    from .actors.session import Answer, Session
+    from .actors.session import Session
     from .actors.spec import FabricSpec
     from .engines.transformers.weights import weights_revision
     from .fabric.explanation import Explanation
@@ -27,7 +28,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "AbiPassport": "fabric.passport",
-    "Answer": "actors.session",
+    "Answer": "actors.answer",
     "AsyncSession": "actors.async_session",
     "Attempt": "actors.attempt",
     "Cause": "fabric.kinds",

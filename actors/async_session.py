@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from ..fabric.explanation import Explanation
 from ..fabric.memo import Remembered
 from ..fabric.ranking import NodeRank
+from .answer import Answer, Parked
 from .attempt import Attempt, Stored
 from .lease import Lease
-from .session import Answer, ObjectsByGroup, Parked, Session
+from .session import ObjectsByGroup, Session
 
 T = TypeVar("T")
 

@@ -12,18 +12,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ..fabric.explanation import Explanation
 from ..fabric.growth import retired_by_growth
-from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_digest16
-from ..fabric.kinds import Cause, FabricError, Reason, Status, cause_of
+from ..fabric.identity import PromptKeys
+from ..fabric.kinds import FabricError, Reason, Status, cause_of
 from ..fabric.memo import Remembered
 from ..fabric.messages import (
     Acquire,
@@ -33,7 +33,6 @@ from ..fabric.messages import (
     Mark,
     Objects,
     Park,
-    Prompt,
     StoreBegin,
     StoreBegun,
     StoreItem,
@@ -43,59 +42,23 @@ from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi, AbiPassport
 from ..fabric.planner import View
 from ..fabric.ranking import NodeRank, rank_nodes
+from .answer import Answer, Parked
 from .attempt import Attempt, Stored, copy_into
 from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
 from .graph import Graph
+from .holders import Holders
 from .info import FabricInfo
 from .lease import Lease
 from .lookahead import Lookahead, in_turn
+from .prompts import Prompts
 
 Bytes = npt.NDArray[np.uint8]
 ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
-T = TypeVar("T")
 
 ACQUIRE_TIMEOUT_S = 150.0
-REFRESH_S = 0.5
 MARK_S = 5.0
 """How long a look-up insists on seeing this session's own write: later the directory knows it or was restarted."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """What an acquire or probe found. Expected outcomes are values; ``lease`` is None without one."""
-
-    status: Status
-    tokens: int
-    hash_tokens: int
-    usable_tokens: int
-    cause: Cause | None
-    also: tuple[str, ...] = ()
-    replay_from: int | None = None
-    expected_s: float | None = None
-    lease: Lease | None = None
-    tokens_lost_to_alignment: int = 0
-    moved_bytes: Mapping[str, int] | None = None
-    sources: tuple[str, ...] = ()
-
-    stop: Callable[[], None] | None = None
-    """Stops what a PENDING answer started."""
-
-    def cancel(self) -> None:
-        """Give up what was granted, or what is pending. Idempotent."""
-        if self.lease is not None:
-            self.lease.release()
-        if self.stop is not None:
-            stop, self.stop = self.stop, None
-            stop()
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """What :meth:`Session.park` left behind: when its request first came, and why nothing went to disk."""
-
-    asked_s: float
-    refused: Reason | None = None
 
 
 class Session:
@@ -111,32 +74,26 @@ class Session:
         gpu: int | None = None,
         clock: Clock = MONOTONIC,
     ) -> None:
-        self._resolve = resolve
         self._clock = clock
         self.name = name
         self._passport = passport
         self._gpu = gpu
-        self._lock = threading.RLock()
-        self._clients: dict[str, HolderClient] = {}
+        self._lock = threading.Lock()
         self._asked: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()
         """When the request of each lease came, on this process's monotonic clock."""
-        self._info = resolve()
-        self._resolved_s = time.monotonic()
+        self._holders = Holders(name, resolve, self._forget, clock)
         # What this process runs does not change because the fabric's weights do: it would publish old state as new.
-        self._weights = weights_revision or self._info.weights
-        self._weights_digest = weights_digest16(self._weights)
+        self._prompts = Prompts(self.model, weights_revision or self._holders.info.weights)
         self._abis = tuple(self._passport_of(group.name).abi() for group in self.model.groups)
-        self._readers: tuple[str, ...] = ()
         self._marks: dict[str, tuple[float, Mark]] = {}
         """By holder: how far its changes had got with this session's last write, and until when that matters."""
         self._lookahead = Lookahead(self.model.grid_tokens, self._probe)
-        self._pick()
 
     # --- where ---------------------------------------------------------------------------------
 
     @property
     def model(self) -> ModelSpec:
-        return self._info.spec.model
+        return self._holders.model
 
     @property
     def weights_revision(self) -> str:
@@ -144,7 +101,7 @@ class Session:
 
         After the fabric's weights were updated nothing matches any more: load the new ones, connect anew.
         """
-        return self._weights
+        return self._prompts.weights
 
     @property
     def abis(self) -> tuple[Abi, ...]:
@@ -156,83 +113,20 @@ class Session:
             return self._passport
         if self._passport is not None and group in self._passport:
             return self._passport[group]
-        return self._info.spec.passport(self.model.group(group))
-
-    def _pick(self) -> None:
-        """The holder of each rank on this node."""
-        here = [m for m in self._info.members if m.shards and m.node == self._info.node]
-        by_shard = {shard: m.address for m in sorted(here, key=lambda m: m.address) for shard in m.shards}
-        self._readers = tuple(by_shard.get(s, "") for s in range(self.model.shards))
-
-    def _client(self, address: str) -> HolderClient:
-        with self._lock:
-            member = next((m for m in self._info.members if m.address == address), None)
-            if member is None:
-                raise HolderLost(f"no holder {address!r} runs on this node")
-            client = self._clients.get(address)
-            if client is None or client.member != member or not client.alive:
-                if client is not None:
-                    client.close()
-                client = self._clients[address] = HolderClient(member, self._clock)
-            return client
-
-    def _again(self, work: Callable[[], T]) -> T:
-        """Run, and once more after asking where the holders are now. Raises HolderLost in the end.
-
-        The fabric is asked at most once in REFRESH_S: while a holder is away, a session answers at once.
-        """
-        try:
-            return work()
-        except HolderLost:
-            if time.monotonic() < self._resolved_s + REFRESH_S:
-                raise
-            try:
-                self.refresh()
-            except FabricError as error:
-                raise HolderLost(f"the fabric is not there: {error}") from None
-            return work()
-
-    def refresh(self) -> None:
-        """Ask the fabric anew who runs where. Raises FabricError where none of this name and model runs."""
-        with self._lock:
-            self._resolved_s = time.monotonic()
-            info = self._resolve()
-            if info.spec.model != self.model:
-                raise FabricError(f"fabric {self.name!r} runs another model now: connect anew")
-            self._info = info
-            self._pick()
-        self._lookahead.forget()
+        return self._holders.info.spec.passport(self.model.group(group))
 
     # --- prompts -------------------------------------------------------------------------------
 
     def keys(self, tokens: Any, **key: Any) -> PromptKeys:
         """A prompt's digests, computed once: every call takes them in the place of tokens and of KEY."""
-        return self._keys(tokens, key)
+        return self._prompts.keys(tokens, key)
 
-    def _keys(self, tokens: Any, key: Mapping[str, Any]) -> PromptKeys:
-        if isinstance(tokens, PromptKeys):
-            if key or tokens.model != self.model or tokens.namespace.weights != self._weights:
-                raise FabricError("tokens: these digests are of another model or weights, or KEY is given twice")
-            return tokens
-        known = {"tenant", "salt", "adapter", "extra"}
-        for name in key:
-            if name not in known:
-                raise FabricError(f"{name}: not a keyword of this call ({', '.join(sorted(known))})")
-        salt = key.get("salt", b"")
-        adapter = key.get("adapter")
-        namespace = Namespace(
-            self.model.name,
-            self.weights_revision,
-            str(key.get("tenant", "")),
-            salt.encode() if isinstance(salt, str) else bytes(salt),
-            None if adapter is None else (str(adapter[0]), str(adapter[1])),
-        )
-        extra = tuple(e if isinstance(e, Extra) else Extra(int(e[0]), bytes(e[1])) for e in key.get("extra", ()))
-        return PromptKeys(self.model, namespace, as_tokens(tokens), extra)
+    def refresh(self) -> None:
+        """Ask the fabric anew who runs where. Raises FabricError where none of this name and model runs."""
+        self._holders.refresh()
 
-    def _prompt(self, keys: PromptKeys) -> Prompt:
-        units = tuple((unit, keys.keys(unit)) for unit in self.model.units_tokens)
-        return Prompt(keys.namespace_digest, self._weights_digest, keys.namespace.tenant, len(keys), units)
+    def _forget(self) -> None:
+        self._lookahead.forget()
 
     # --- storing -------------------------------------------------------------------------------
 
@@ -253,7 +147,7 @@ class Session:
         Raises FabricError for objects that do not fit the model.
         """
         wanted = {group: sorted(views) for group, views in objects.items()}
-        keys = self._keys(tokens, key)
+        keys = self._prompts.keys(tokens, key)
         begun = self._begin(keys, wanted, revision, shard, (), replace=replace)
         return self._fill(begun, objects)
 
@@ -271,14 +165,14 @@ class Session:
 
         Its new objects become visible and the window and tail blocks they outdate leave, in one step.
         """
-        keys = self._keys(tokens, key)
+        keys = self._prompts.keys(tokens, key)
         wanted = {group: sorted(views) for group, views in objects.items()}
         retire = []
         for group, indices in enumerate(retired_by_growth(self.model, len(keys))):
             fresh = set(wanted.get(self.model.groups[group].name, ()))
             old = [i for i in indices if i not in fresh]
             if old:
-                retire.append(self._objects(keys, group, shard, old))
+                retire.append(self._prompts.objects(keys, group, shard, old))
         return self._fill(self._begin(keys, wanted, revision, shard, tuple(retire), replace=True), objects)
 
     def begin(
@@ -293,7 +187,7 @@ class Session:
     ) -> Attempt | Stored:
         """Reserve slots for objects, all or nothing, to be written in place; or why there are none."""
         indices = {group: sorted(set(numbers)) for group, numbers in wanted.items()}
-        return self._begin(self._keys(tokens, key), indices, revision, shard, (), replace=replace)
+        return self._begin(self._prompts.keys(tokens, key), indices, revision, shard, (), replace=replace)
 
     def _begin(
         self,
@@ -307,24 +201,24 @@ class Session:
     ) -> Attempt | Stored:
         items = []
         for name, indices in wanted.items():
-            group = self._group_index(name)
+            group = self._prompts.group(name)
             spec = self.model.groups[group]
             limit = len(keys) // spec.unit_tokens
             if indices and not (indices[0] >= 0 and indices[-1] < limit):
                 raise FabricError(f"objects.{name}: index {indices[-1]} lies outside the prompt's {limit} objects")
             abi = self._abis[group]
-            items.append(StoreItem(self._objects(keys, group, shard, indices), revision, spec.block_bytes, abi))
-        message = StoreBegin(request_id(), self._prompt(keys), tuple(items), retire, replace)
+            items.append(StoreItem(self._prompts.objects(keys, group, shard, indices), revision, spec.block_bytes, abi))
+        message = StoreBegin(request_id(), self._prompts.prompt(keys), tuple(items), retire, replace)
 
         def ask() -> Attempt | Stored:
-            client = self._client(self._reader(shard))
+            client = self._holders.client(self._holders.of_shard(shard))
             begun = client.call(message, StoreBegun)
             if begun.refused is not None:
                 return Stored(begun.refused, begun.group)
             return Attempt(self.model, client, begun, partial(self._wrote, keys, client))
 
         try:
-            return self._again(ask)
+            return self._holders.again(ask)
         except HolderLost:
             return Stored(Reason.HOLDER_LOST)
 
@@ -341,28 +235,14 @@ class Session:
             raise
         return begun.commit()
 
-    def _objects(self, keys: PromptKeys, group: int, shard: int, indices: Sequence[int]) -> Objects:
-        blob = keys.keys(self.model.groups[group].unit_tokens)
-        return Objects(group, shard, tuple(indices), b"".join(blob[i * 32 : i * 32 + 32] for i in indices))
-
-    def _group_index(self, name: str) -> int:
-        try:
-            return self.model.index_of(name)
-        except KeyError:
-            known = ", ".join(g.name for g in self.model.groups)
-            raise FabricError(f"objects.{name}: the model has no such group ({known})") from None
-
-    def _reader(self, shard: int) -> str:
-        if not 0 <= shard < self.model.shards:
-            raise FabricError(f"shard: {shard} is not within 0..{self.model.shards - 1}")
-        return self._readers[shard]
-
     def register_graph(self, lease: Lease) -> Graph | Stored:
         """Register a lease's slots, as they are baked into a graph being captured.
 
         A refusal says that a slot is not resident any more: capture is not allowed.
         """
-        return Graph.register(lease.grant, {part.holder: self._client(part.holder) for part in lease.grant.parts})
+        return Graph.register(
+            lease.grant, {part.holder: self._holders.client(part.holder) for part in lease.grant.parts}
+        )
 
     def _wrote(self, keys: PromptKeys, client: HolderClient, done: Done) -> None:
         """Remember what this session stored: its next look-ups see it, and no old answer hides it."""
@@ -406,9 +286,9 @@ class Session:
         ``graph``: a registered graph, whose slots the lease will lie in and freeze until it is
         released; True freezes them wherever they lie.
         """
-        if not 0 < lease_s <= self._info.spec.lease_s_max:
-            raise FabricError(f"lease_s: {lease_s} is not within 0..{self._info.spec.lease_s_max}")
-        keys = self._keys(tokens, key)
+        if not 0 < lease_s <= self._holders.info.spec.lease_s_max:
+            raise FabricError(f"lease_s: {lease_s} is not within 0..{self._holders.info.spec.lease_s_max}")
+        keys = self._prompts.keys(tokens, key)
         message = self._acquire(
             keys,
             lease_s=lease_s,
@@ -436,7 +316,7 @@ class Session:
 
         ``by_s``: seconds from now within which it will be asked for. What is PENDING can be cancelled.
         """
-        probed = self._acquire(self._keys(tokens, key), probe=True, priority=priority, deadline_s=by_s)
+        probed = self._acquire(self._prompts.keys(tokens, key), probe=True, priority=priority, deadline_s=by_s)
         message = replace(probed, prefetch=True)
         return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S), message.request)
 
@@ -449,7 +329,7 @@ class Session:
         asked_s = self._asked.get(lease, time.monotonic())
         grant = lease.grant
         try:
-            done = self._client(grant.leader).call(Park(request_id(), grant.lease), Done, ACQUIRE_TIMEOUT_S)
+            done = self._holders.client(grant.leader).call(Park(request_id(), grant.lease), Done, ACQUIRE_TIMEOUT_S)
         except HolderLost:
             return Parked(asked_s, Reason.HOLDER_LOST)
         lease.release()
@@ -458,11 +338,11 @@ class Session:
     def _stop(self, request: str) -> None:
         """Tell the leader that nobody waits for a request any more."""
         with contextlib.suppress(HolderLost):
-            self._client(self._readers[0]).call(Cancel(request_id(), request), Done)
+            self._holders.client(self._holders.readers[0]).call(Cancel(request_id(), request), Done)
 
     def probe(self, tokens: Any, **key: Any) -> Answer:
         """What an acquire would find; pins and starts nothing. State only on disk is PENDING."""
-        return self._answer(self._probe(self._keys(tokens, key)))
+        return self._answer(self._probe(self._prompts.keys(tokens, key)))
 
     def _probe(self, keys: PromptKeys) -> WireAnswer:
         reply = self._ask(self._acquire(keys, probe=True), ACQUIRE_TIMEOUT_S)
@@ -474,24 +354,23 @@ class Session:
 
         Then it is asked in the background, so that the next call knows. A hint: only a lease promises.
         """
-        return self._lookahead.recall(self._keys(tokens, key))
+        return self._lookahead.recall(self._prompts.keys(tokens, key))
 
     def match_many(self, prompts: Iterable[Any], **key: Any) -> list[Answer]:
         """:meth:`probe` for a whole batch in one round trip; the answers in the prompts' order.
 
         A prompt may be tokens or what :meth:`keys` made of them; KEY holds for those given as tokens.
         """
-        batch = [p if isinstance(p, PromptKeys) else self._keys(p, key) for p in prompts]
+        batch = [p if isinstance(p, PromptKeys) else self._prompts.keys(p, key) for p in prompts]
         messages = [self._acquire(keys, probe=True) for keys in batch]
 
         def ask() -> list[WireAnswer]:
-            if "" in self._readers:
-                raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
-            to_them = [replace(message, readers=self._readers) for message in messages]
-            return self._client(self._readers[0]).call_many(to_them, WireAnswer, ACQUIRE_TIMEOUT_S)
+            readers = self._holders.all_here()
+            to_them = [replace(message, readers=readers) for message in messages]
+            return self._holders.client(readers[0]).call_many(to_them, WireAnswer, ACQUIRE_TIMEOUT_S)
 
         try:
-            replies = self._again(ask) if messages else []
+            replies = self._holders.again(ask) if messages else []
         except HolderLost:
             replies = in_turn(self._probe, batch)
         for keys, reply in zip(batch, replies, strict=True):
@@ -500,31 +379,23 @@ class Session:
 
     def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
         """Every node that has a holder for each shard, best first: how far it could resume, what must be moved."""
-        message = self._acquire(self._keys(tokens, key), probe=True, explain=True)
+        message = self._acquire(self._prompts.keys(tokens, key), probe=True, explain=True)
         reply = self._ask(message, ACQUIRE_TIMEOUT_S)
         view = View(self.model, message.prompt, message.abis, message.readers)
         view.columns = {(c.holder, c.group, c.shard): c for c in reply.columns}
         view.unreachable, view.evicted = set(reply.unreachable), dict(reply.evicted)
-        return rank_nodes(view, self._readers_by_node())
-
-    def _readers_by_node(self) -> dict[str, tuple[str, ...]]:
-        nodes: dict[str, dict[int, str]] = {}
-        for member in sorted(self._info.members, key=lambda m: m.address, reverse=True):
-            for shard in member.shards:
-                nodes.setdefault(member.node, {})[shard] = member.address
-        every = range(self.model.shards)
-        return {node: tuple(by[s] for s in every) for node, by in nodes.items() if all(s in by for s in every)}
+        return rank_nodes(view, self._holders.by_node())
 
     def explain(self, tokens: Any, **key: Any) -> Explanation:
         """Per group, up to where it could serve, what cut the hit, and what would lengthen it."""
-        keys = self._keys(tokens, key)
+        keys = self._prompts.keys(tokens, key)
         message = self._acquire(keys, probe=True, explain=True)
         reply = self._ask(message, ACQUIRE_TIMEOUT_S)
         return Explanation.of_answer(self.model, message, reply)
 
     def request(self, tokens: Any, **key: Any) -> Acquire:
         """The record of a plain acquire, for those who speak to a holder's handle or socket themselves."""
-        return self._acquire(self._keys(tokens, key))
+        return self._acquire(self._prompts.keys(tokens, key))
 
     def _acquire(
         self,
@@ -541,9 +412,9 @@ class Session:
     ) -> Acquire:
         return Acquire(
             request_id(),
-            self._prompt(keys),
+            self._prompts.prompt(keys),
             self.abis,
-            self._readers,
+            self._holders.readers,
             lease_s,
             wait_s,
             min_tokens,
@@ -557,16 +428,15 @@ class Session:
 
     def _ask(self, message: Acquire, timeout_s: float) -> WireAnswer:
         def ask() -> WireAnswer:
-            if "" in self._readers:
-                raise HolderLost(f"no holder runs on this node for shard {self._readers.index('')}")
-            to_them = message if message.readers == self._readers else replace(message, readers=self._readers)
-            leader = self._client(self._readers[0])
+            readers = self._holders.all_here()
+            to_them = message if message.readers == readers else replace(message, readers=readers)
+            leader = self._holders.client(readers[0])
             if message.graph:  # its connection's end is the proof that this process replays no graph any more
                 return leader.call(to_them, WireAnswer, timeout_s)
             return leader.call_apart(to_them, WireAnswer, timeout_s)
 
         try:
-            return self._again(ask)
+            return self._holders.again(ask)
         except HolderLost:
             group = self.model.groups[0]
             cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
@@ -592,18 +462,15 @@ class Session:
         )
 
     def _lease(self, grant: LeaseGrant) -> Lease:
-        clients = {part.holder: self._client(part.holder) for part in grant.parts}
-        return Lease(self.model, grant, clients, self._info.node, clock=self._clock)
+        clients = {part.holder: self._holders.client(part.holder) for part in grant.parts}
+        return Lease(self.model, grant, clients, self._holders.info.node, clock=self._clock)
 
     # --- life ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the connections. Open attempts are given up; leases run to their deadlines."""
         self._lookahead.close()
-        with self._lock:
-            for client in self._clients.values():
-                client.close()
-            self._clients.clear()
+        self._holders.close()
 
     def __enter__(self) -> Self:
         return self
@@ -612,7 +479,7 @@ class Session:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reconnect, (self.name, self._weights, self._passport, self._gpu))
+        return (_reconnect, (self.name, self._prompts.weights, self._passport, self._gpu))
 
 
 def _reconnect(name: str, weights: str | None, passport: Any, gpu: int | None) -> Session:

@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .bands import GONE, ON_TIER
 from .effects import Effect, Event, Received, Send
-from .index import GONE, ON_TIER, ChainIndex, IndexLimits
+from .index import ChainIndex, IndexLimits
 from .messages import (
     DumpPart,
     EventBatch,

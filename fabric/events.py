@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from .bands import GONE, IN_MEMORY, ON_TIER
 from .books import Change, Obj
 from .context import HolderContext
-from .index import GONE, IN_MEMORY, ON_TIER
 from .kinds import INDEX_DIGEST_BYTES
 from .lifecycle import State
 from .messages import DumpPart, EventBatch, EventRun, EventsSeen, Heartbeat, Lane, ShardMap

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .bands import IN_MEMORY
 from .bitmaps import ones
-from .index import IN_MEMORY
 from .kinds import WireError
 from .messages import Column, Found, Stripe
 from .passport import Abi

@@ -15,19 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .bitmaps import octets_of, ones, unpacked
-from .chains import BAND_BYTES, KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment, shared_bits
+from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, Cell, cost_bytes, evicted_objects_of, pack, unpack
+from .bitmaps import ones
+from .chains import KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment
 from .messages import EventRun, Lane, Piece, Strip, Stripe
 from .passport import Abi
 from .segments import SEGMENT_OBJECTS
-from .versions import Versions, decode_versions, encode_versions
+from .versions import Versions
 
-GONE, IN_MEMORY, ON_TIER, EVICTED = 0, 1, 2, 3
-"""States of a lane. EVICTED is the index's own: the last copy was taken out by choice."""
-NOBODY = 0
-"""The life that bears what was evicted."""
 _NO_ABI = Abi(b"", 1)
 
 Table = dict[bytes, Segment]
@@ -63,12 +59,6 @@ class IndexLimits:
 
 
 @dataclass(slots=True)
-class _Cell:
-    bits: int
-    versions: Versions
-
-
-@dataclass(slots=True)
 class _Open:
     """One life's part of a run while a batch is applied: a bitmap and versions by offset, a lane."""
 
@@ -76,7 +66,7 @@ class _Open:
     anchor: bytes
     run: Run
     life: int
-    cells: dict[Lane, _Cell]
+    cells: dict[Lane, Cell]
     shrank: bool = False
 
 
@@ -217,10 +207,10 @@ class ChainIndex:
             entries = opened[run] = {}
         entry = entries.get(life)
         if entry is None:
-            cells: dict[Lane, _Cell] = {}
+            cells: dict[Lane, Cell] = {}
             for band in run.bands:
                 if band.life == life:
-                    _unpack(band, cells)
+                    unpack(band, cells)
             entry = entries[life] = _Open(table, anchor, run, life, cells)
         return entry
 
@@ -248,7 +238,7 @@ class ChainIndex:
             return
         cell = entry.cells.get(lane)  # type: ignore[assignment]
         if cell is None:
-            cell = entry.cells[lane] = _Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
+            cell = entry.cells[lane] = Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
         cell.bits |= mask
         if versions is not None and lane.state == IN_MEMORY:
             cell.versions[offset : offset + size] = versions
@@ -269,7 +259,7 @@ class ChainIndex:
             mark = self._lane(Lane(lane.group, 0, EVICTED, 0, _NO_ABI))
             cell = nobody.cells.get(mark)
             if cell is None:
-                cell = nobody.cells[mark] = _Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
+                cell = nobody.cells[mark] = Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
             self.evicted_objects += (bits & ~cell.bits).bit_count()
             cell.bits |= bits
             self._evicted[entry.run] = (entry.table, entry.anchor)
@@ -290,7 +280,7 @@ class ChainIndex:
         bands = [band for band in run.bands if band.life not in entries]
         shrank = False
         for life, entry in entries.items():
-            fresh = self._pack(entry)
+            fresh = pack(entry.life, entry.cells, self._owner)
             shrank = shrank or entry.shrank or not fresh
             if fresh and life != NOBODY and self._is_full(bands):
                 shrank = True
@@ -303,24 +293,6 @@ class ChainIndex:
         most = self.limits.copies_max
         return len(bands) >= most and len({band.life for band in bands}) >= most
 
-    def _pack(self, entry: _Open) -> list[Band]:
-        """One life's part of a run as bands: lanes with equal bitmaps share one."""
-        by_bits: dict[int, list[Lane]] = {}
-        for lane, cell in entry.cells.items():
-            if cell.bits:
-                by_bits.setdefault(cell.bits, []).append(lane)
-        bands = []
-        for bits, lanes in by_bits.items():
-            if len(lanes) > 1:
-                lanes.sort(key=_by_place)
-            versions = b""
-            if entry.life != NOBODY:
-                offsets = _offsets(bits)
-                held = np.stack([entry.cells[lane].versions[offsets] for lane in lanes])
-                versions = encode_versions(held) if held.any() else b""
-            bands.append(Band(self._owner(entry.life, tuple(lanes)), shared_bits(bits), versions))
-        return bands
-
     def _owner(self, life: int, lanes: tuple[Lane, ...]) -> Owner:
         known = self._owners.get((life, lanes))
         if known is None:
@@ -329,7 +301,7 @@ class ChainIndex:
 
     def _rebind(self, table: Table, anchor: bytes, run: Run, bands: tuple[Band, ...], *, shrank: bool) -> None:
         """Give a run its bands; what no band speaks of any more leaves."""
-        cost = _cost(bands) - _cost(run.bands)
+        cost = cost_bytes(bands) - cost_bytes(run.bands)
         run.bands = bands
         if shrank:
             if all(band.life != NOBODY for band in bands):
@@ -353,7 +325,7 @@ class ChainIndex:
             pass
 
     def _forget_evicted(self, table: Table, anchor: bytes, run: Run) -> None:
-        self.evicted_objects -= _evicted_objects(run)
+        self.evicted_objects -= evicted_objects_of(run)
         bands = tuple(band for band in run.bands if band.life != NOBODY)
         self._rebind(table, anchor, run, bands, shrank=True)
 
@@ -378,7 +350,7 @@ class ChainIndex:
         for run in segment.runs():
             self.bytes_used -= run.cost_bytes
             if self._evicted.pop(run, None) is not None:
-                self.evicted_objects -= _evicted_objects(run)
+                self.evicted_objects -= evicted_objects_of(run)
         self.bytes_used -= SEGMENT_BYTES
         self.forgotten_segments += 1
         del table[anchor]
@@ -462,8 +434,8 @@ class ChainIndex:
 
     def _entries_of(self, run: Run, band: Band) -> Iterator[tuple[str, Lane, bytes, int]]:
         holder, _ = self.lives[band.life]
-        cells: dict[Lane, _Cell] = {}
-        _unpack(band, cells)
+        cells: dict[Lane, Cell] = {}
+        unpack(band, cells)
         for lane, cell in cells.items():
             for offset in range(run.first, run.end):
                 if cell.bits >> offset & 1:
@@ -510,34 +482,3 @@ def _evicted_of(seen: Seen) -> tuple[tuple[int, int], ...]:
 def _at_root(segment: Segment, offset: int, digest: bytes) -> Run | None:
     root = segment.root
     return root if root is not None and offset < root.end and root.digest_at(offset) == digest else None
-
-
-def _evicted_objects(run: Run) -> int:
-    return sum(band.bits.bit_count() * len(band.owner.lanes) for band in run.bands if band.life == NOBODY)
-
-
-def _by_place(lane: Lane) -> tuple[int, int, int]:
-    return lane.group, lane.shard, lane.revision
-
-
-def _cost(bands: tuple[Band, ...]) -> int:
-    return sum(BAND_BYTES + len(band.versions) for band in bands)
-
-
-def _offsets(bits: int) -> slice | NDArray[np.int64]:
-    low = (bits & -bits).bit_length() - 1
-    top = bits.bit_length()
-    if bits.bit_count() == top - low:
-        return slice(low, top)
-    return np.flatnonzero(unpacked(octets_of(bits, SEGMENT_OBJECTS)))
-
-
-def _unpack(band: Band, cells: dict[Lane, _Cell]) -> None:
-    offsets = _offsets(band.bits)
-    lanes = band.owner.lanes
-    held = decode_versions(band.versions, len(lanes)) if band.versions else None
-    for row, lane in enumerate(lanes):
-        versions = np.zeros(SEGMENT_OBJECTS, np.uint64)
-        if held is not None:
-            versions[offsets] = held[row]
-        cells[lane] = _Cell(band.bits, versions)

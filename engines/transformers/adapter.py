@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...actors.answer import Answer
 from ...actors.attempt import Stored
 from ...actors.fabric import connect as connect_session
 from ...actors.lease import Lease, LeaseRefused
-from ...actors.session import Answer, Session
+from ...actors.session import Session
 from ...fabric.kinds import Reason
 from ...fabric.passport import AbiPassport
 from .capture import capture

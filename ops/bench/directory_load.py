@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...fabric.index import IN_MEMORY
+from ...fabric.bands import IN_MEMORY
 from ...fabric.kinds import INDEX_DIGEST_BYTES as KEY
 from ...fabric.messages import EventRun, Lane
 from ...fabric.passport import Abi

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from ...fabric.bands import IN_MEMORY
 from ...fabric.books import Obj
-from ...fabric.index import IN_MEMORY
 from ...fabric.invariants import accounting
 from ...fabric.kinds import Status
 from ...fabric.lifecycle import State

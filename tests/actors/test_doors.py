@@ -106,7 +106,7 @@ def test_a_corrupted_object_is_found_at_the_next_read_and_its_neighbour_is_not(r
     tokens = prompt("corrupted")
     with session:
         assert session.publish(tokens, objects(session.model, tokens)).ok
-        digest = session._keys(tokens, {}).keys(16)[32:64]
+        digest = session.keys(tokens).keys(16)[32:64]
         assert isinstance(told(rehearsal, Corrupt("r", 0, digest, "flip")), Done)
         lease = session.acquire(tokens).lease
         assert lease is not None

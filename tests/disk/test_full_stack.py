@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvfabric.actors.answer import Answer
 from kvfabric.actors.client import HolderClient, request_id
 from kvfabric.actors.info import FabricInfo
-from kvfabric.actors.session import Answer, Session
+from kvfabric.actors.session import Session
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric import wire
 from kvfabric.fabric.kinds import ObjectKind, Reason, SpecError, Status
@@ -100,7 +101,7 @@ class Life:
         assert self.session.publish(tokens, objects).ok
 
     def swap_out(self, tokens: list[int]) -> Done:
-        keys = self.session._keys(tokens, {})
+        keys = self.session.keys(tokens)
         groups = enumerate(self.spec.model.groups)
         runs = tuple(
             Objects(n, 0, tuple(range(len(tokens) // g.unit_tokens)), keys.keys(g.unit_tokens)) for n, g in groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvfabric.fabric.index import GONE
+from kvfabric.fabric.bands import GONE
 from kvfabric.fabric.kinds import INDEX_DIGEST_BYTES as KEY
 from kvfabric.fabric.messages import EventRun, Lane
 

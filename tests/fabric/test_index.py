@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvfabric.fabric.bands import GONE, IN_MEMORY, ON_TIER
 from kvfabric.fabric.found import Hints
-from kvfabric.fabric.index import GONE, IN_MEMORY, ON_TIER, ChainIndex, IndexLimits
+from kvfabric.fabric.index import ChainIndex, IndexLimits
 from kvfabric.fabric.kinds import INDEX_DIGEST_BYTES as KEY
 from kvfabric.fabric.kinds import Reason
 from kvfabric.fabric.messages import EventRun, Found, Lane, Strip

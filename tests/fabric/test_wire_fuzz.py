@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfabric.fabric import wire
+from kvfabric.fabric.bands import IN_MEMORY
 from kvfabric.fabric.directory import DirectoryCore
 from kvfabric.fabric.effects import Received
-from kvfabric.fabric.index import IN_MEMORY
 from kvfabric.fabric.kinds import FabricError, WireError
 from kvfabric.fabric.messages import (
     DumpPart,

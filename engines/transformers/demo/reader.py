@@ -12,7 +12,8 @@ from .words import in_words
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from ....actors.session import Answer, Session
+    from ....actors.answer import Answer
+    from ....actors.session import Session
     from ..generate import Generation
 
 VISIBLE_TIMEOUT_S = 20.0
