@@ -40,7 +40,8 @@ class EmbeddedCluster:
 
     current: EmbeddedCluster | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, object_store_bytes: int = OBJECT_STORE_BYTES) -> None:
+        self._object_store_bytes = object_store_bytes
         self.users = 0
         self.node_ids: list[str] = []
         self._cluster: Any = None
@@ -57,12 +58,12 @@ class EmbeddedCluster:
         atexit.register(self.close)
 
     @classmethod
-    def start(cls, nodes: int) -> EmbeddedCluster:
-        """Start ``nodes`` nodes and connect. Must run on the main thread (Ray installs a signal handler).
+    def start(cls, nodes: int, *, object_store_bytes: int = OBJECT_STORE_BYTES) -> EmbeddedCluster:
+        """Start ``nodes`` nodes, each with so large an object store, and connect. Must run on the main thread (Ray installs a signal handler).
 
         Raises FabricError if Ray does not bring them up, as on a machine that is too busy for its 30 s a node.
         """
-        made = cls()
+        made = cls(object_store_bytes)
         try:
             made._start(nodes)
         except BaseException as error:
@@ -99,7 +100,7 @@ class EmbeddedCluster:
 
     def _start_node(self, resource: str, **options: Any) -> Any:
         return self._cluster.add_node(
-            num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, resources={resource: 1}, **options
+            num_cpus=2, object_store_memory=self._object_store_bytes, resources={resource: 1}, **options
         )
 
     def add_node(self, resource: str) -> str:

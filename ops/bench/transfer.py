@@ -4,6 +4,9 @@ Every ratio is the median over rounds of two measurements taken one after the ot
 slows both; speeds are for orientation. Each pair of processes is its own: a NIXL agent reads its environment once
 and its process ends by ``os._exit``.
 
+Beside Ray: the same bytes as torch tensors, put on one node of an embedded cluster and got on another. Both nodes
+are on this machine, so both sides go over its loopback by TCP; NIXL is told to.
+
 Verification is what the fabric does after each transfer: slot headers read again, versions and digests
 compared. The figure by version alone exists here only; nothing turns digests off.
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from ...fabric.arena import Arena, ArenaLayout, PoolLayout
 from ...transport.digest import checksum
@@ -42,8 +46,8 @@ _LAYOUT = ArenaLayout([PoolLayout(0, 0, BLOCKS, BLOCK_BYTES)])
 _SLOTS = list(range(BLOCKS))
 _PAIRS = [Pair(slot, slot, BLOCK_BYTES) for slot in _SLOTS]
 _VERSION = 1
-SHARED_MEMORY, NIXL, ISOLATED, TCP = "shared_memory", "nixl", "isolated", "tcp"
-"""Ways of reading; ``isolated`` is NIXL in a process of its own."""
+SHARED_MEMORY, NIXL, ISOLATED, TCP, RAY = "shared_memory", "nixl", "isolated", "tcp", "ray"
+"""Ways of reading; ``isolated`` is NIXL in a process of its own, and what ``ray`` is measured beside."""
 _MODULE = __spec__.name  # under `python -m` as well, where __name__ is __main__
 
 Round = dict[str, float]
@@ -59,16 +63,19 @@ def figures(rounds: int = ROUNDS) -> list[dict[str, Any]]:
     nixl = _measure(NIXL, rounds)
     isolated = _measure(ISOLATED, rounds)
     tcp = _measure(TCP, rounds)
+    beside_ray = _measure(RAY, rounds)
     return [
         _ratio("same_host_digests_of_memcpy", shared, "memcpy", "link", 0.55),
         _ratio("same_host_versions_of_memcpy", shared, "memcpy", "versions_only", 0.8),
         _ratio("nixl_tcp_of_bare_nixl_read", nixl, "bare", "link", 0.85),
         _ratio("isolated_nixl_tcp_of_bare_nixl_read", isolated, "bare", "link", 0.85),
+        _ratio("isolated_nixl_tcp_over_ray_get", beside_ray, "ray_get", "link", 1.5),
         _speed("memcpy_speed", shared, "memcpy"),
         _speed("same_host_speed", shared, "link"),
         _speed("nixl_tcp_speed", nixl, "link"),
         _speed("isolated_nixl_tcp_speed", isolated, "link"),
         _speed("plain_tcp_speed", tcp, "link"),
+        _speed("ray_get_speed", beside_ray, "ray_get"),
         _figure("nixl_first_read", 1e3 * nixl[0]["connect"], "ms"),
     ]
 
@@ -112,7 +119,7 @@ def _command(role: str, way: str, rounds: int = 0) -> list[str]:
 
 
 def _environment(way: str) -> dict[str, str]:
-    return {**os.environ, **nixl_environment(_SETTINGS)} if way in {NIXL, ISOLATED} else dict(os.environ)
+    return {**os.environ, **nixl_environment(_SETTINGS)} if way in {NIXL, ISOLATED, RAY} else dict(os.environ)
 
 
 def _start_link(way: str, memory: ArenaMemory, holder: str, secret: bytes) -> Link:
@@ -123,7 +130,7 @@ def _start_link(way: str, memory: ArenaMemory, holder: str, secret: bytes) -> Li
         started = NixlLink.start(
             memory.arena, holder=holder, incarnation=1, suffix=secrets.token_hex(4), settings=_SETTINGS
         )
-    elif way == ISOLATED:
+    elif way in {ISOLATED, RAY}:
         from ...transport.isolated_link import IsolatedLink
 
         started = IsolatedLink.start(
@@ -145,10 +152,9 @@ def _start_link(way: str, memory: ArenaMemory, holder: str, secret: bytes) -> Li
 def _source(way: str, secret: bytes) -> None:
     """Hold sealed blocks until the reader closes our stdin."""
     memory = ArenaMemory.create(_LAYOUT, 1, reserve=True)
-    rng = np.random.default_rng(1)
-    for slot in _SLOTS:
+    for slot, block in zip(_SLOTS, blocks(), strict=True):
         memory.arena.begin_write(slot)
-        memory.arena.payload(slot)[:] = rng.integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
+        memory.arena.payload(slot)[:] = block
         memory.arena.seal(slot, BLOCK_BYTES, checksum(memory.arena.payload(slot)), bytes(16), 0)
     link = _start_link(way, memory, "source", secret)
     _say(base64.b64encode(msgpack.packb(link.region().to_plain())).decode())
@@ -175,7 +181,12 @@ def _read(way: str, secret: bytes, rounds: int) -> None:
         ways = _memory_ways(memory.arena, link, region) | ways
     if way in {NIXL, ISOLATED}:
         ways = _nixl_ways(memory.arena, region) | ways
-    _say([{"connect": connected, **_round(ways)} for _ in range(rounds + 1)][1:])
+    if way == RAY:
+        from .transfer_ray import rounds_beside_ray
+
+        _say(rounds_beside_ray(ways["link"], rounds, blocks()))
+    else:
+        _say([{"connect": connected, **_round(ways)} for _ in range(rounds + 1)][1:])
     source.kill()
     source.wait()
 
@@ -201,6 +212,12 @@ def _headers(link: Link, region: Region) -> Headers:
     if not (rows["version"] == _VERSION).all():
         raise RuntimeError("the source's versions changed")
     return rows
+
+
+def blocks() -> list[npt.NDArray[np.uint8]]:
+    """What every source holds."""
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, 256, BLOCK_BYTES, dtype=np.uint8) for _ in _SLOTS]
 
 
 def _fetch_and_prove(link: Link, region: Region) -> None:
