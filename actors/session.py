@@ -44,6 +44,7 @@ from ..fabric.planner import View
 from ..fabric.ranking import NodeRank, rank_nodes
 from .answer import Answer, Parked
 from .attempt import Attempt, Stored, copy_into
+from .checkpoints import Checkpoints
 from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
 from .graph import Graph
@@ -87,6 +88,7 @@ class Session:
         self._abis = tuple(self._passport_of(group.name).abi() for group in self.model.groups)
         self._marks: dict[str, tuple[float, Mark]] = {}
         """By holder: how far its changes had got with this session's last write, and until when that matters."""
+        self._checkpoints = Checkpoints(self.model, self._holders.info.spec.checkpoint)
         self._lookahead = Lookahead(self.model.grid_tokens, self._probe)
 
     # --- where ---------------------------------------------------------------------------------
@@ -138,18 +140,20 @@ class Session:
         revision: int = 0,
         shard: int = 0,
         replace: bool = False,
+        prompt_tokens: int | None = None,
         **key: Any,
     ) -> Stored:
         """Store objects of a prompt: group -> index -> array, ``block_bytes`` each (any dtype).
 
         Index i is the block that ends at (i + 1) * block_tokens, or the snapshot at (i + 1) *
-        grid_tokens. What is there already in this revision is left alone unless ``replace``.
-        Raises FabricError for objects that do not fit the model.
+        grid_tokens. What is there already in this revision is left alone unless ``replace``; windows,
+        tails and snapshots that the fabric's ``checkpoint`` policy does not keep are left out
+        (``prompt_tokens``: where the output begins). Raises FabricError for objects that do not fit the model.
         """
         wanted = {group: sorted(views) for group, views in objects.items()}
         keys = self._prompts.keys(tokens, key)
-        begun = self._begin(keys, wanted, revision, shard, (), replace=replace)
-        return self._fill(begun, objects)
+        worth = self._checkpoints.kept(keys, wanted, prompt_tokens)
+        return self._fill(self._begin(keys, worth, revision, shard, (), replace=replace), objects)
 
     def extend(
         self,
@@ -159,20 +163,27 @@ class Session:
         *,
         revision: int = 0,
         shard: int = 0,
+        prompt_tokens: int | None = None,
         **key: Any,
     ) -> Stored:
         """A request that held ``from_token`` tokens grew to all of them.
 
-        Its new objects become visible and the window and tail blocks they outdate leave, in one step.
+        Its new objects become visible and the window and tail blocks they outdate leave, in one step. What
+        the fabric's ``checkpoint`` policy keeps for an earlier position stays.
         """
         keys = self._prompts.keys(tokens, key)
-        wanted = {group: sorted(views) for group, views in objects.items()}
+        offered = {group: sorted(views) for group, views in objects.items()}
+        wanted = self._checkpoints.kept(keys, offered, prompt_tokens)
+        outdated = {self.model.groups[g].name: i for g, i in enumerate(retired_by_growth(self.model, len(keys)))}
+        if not self._checkpoints.keeps_all:  # what is kept for another position than the end stays
+            worth = self._checkpoints.kept(keys, outdated, prompt_tokens)
+            outdated = {name: tuple(i for i in old if i not in worth[name]) for name, old in outdated.items()}
         retire = []
-        for group, indices in enumerate(retired_by_growth(self.model, len(keys))):
-            fresh = set(wanted.get(self.model.groups[group].name, ()))
+        for name, indices in outdated.items():
+            fresh = set(wanted.get(name, ()))
             old = [i for i in indices if i not in fresh]
             if old:
-                retire.append(self._prompts.objects(keys, group, shard, old))
+                retire.append(self._prompts.objects(keys, self.model.index_of(name), shard, old))
         return self._fill(self._begin(keys, wanted, revision, shard, tuple(retire), replace=True), objects)
 
     def begin(
@@ -183,11 +194,24 @@ class Session:
         revision: int = 0,
         shard: int = 0,
         replace: bool = False,
+        prompt_tokens: int | None = None,
         **key: Any,
     ) -> Attempt | Stored:
-        """Reserve slots for objects, all or nothing, to be written in place; or why there are none."""
-        indices = {group: sorted(set(numbers)) for group, numbers in wanted.items()}
-        return self._begin(self._prompts.keys(tokens, key), indices, revision, shard, (), replace=replace)
+        """Reserve slots for objects, all or nothing, to be written in place; or why there are none.
+
+        What :meth:`publish` would leave out has no slot: ask the attempt (``(group, index) in attempt``).
+        """
+        keys = self._prompts.keys(tokens, key)
+        offered = {group: sorted(set(numbers)) for group, numbers in wanted.items()}
+        worth = self._checkpoints.kept(keys, offered, prompt_tokens)
+        return self._begin(keys, worth, revision, shard, (), replace=replace)
+
+    def checkpoints(self, tokens: Any, *, prompt_tokens: int | None = None, **key: Any) -> tuple[int, ...]:
+        """At which positions, in tokens, an engine should capture windows, tails and recurrent state of a prompt.
+
+        By the fabric's ``checkpoint`` policy and by where this session's requests parted from what is stored.
+        """
+        return self._checkpoints.positions(self._prompts.keys(tokens, key), prompt_tokens)
 
     def _begin(
         self,
@@ -306,6 +330,7 @@ class Session:
             asked_s = parked.asked_s
         reply = self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0))
         self._lookahead.heard(keys, reply)
+        self._checkpoints.heard(keys, reply.hash_tokens)
         answer = self._answer(reply, message.request)
         if answer.lease is not None:
             self._asked[answer.lease] = asked_s

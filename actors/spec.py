@@ -18,6 +18,7 @@ from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
 from ..fabric.kinds import ObjectKind, SpecError
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
+from ..policies.checkpoint import checkpoint_policy
 from .shards import DIRECTORY_SHARDS_MAX
 
 SLOTS_MAX = 1 << 24
@@ -116,6 +117,7 @@ class FabricSpec(BaseModel):
     ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
+    ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
     still until it is moved, so anyone who may connect can break it: never on a fabric that serves.
     """
@@ -133,10 +135,20 @@ class FabricSpec(BaseModel):
     passports: dict[str, PassportSpec] = Field(default_factory=dict)
     transport: TransportSpec = Field(default_factory=TransportSpec)
     disk: DiskSpec | None = None
+    checkpoint: str = "all"
     verify: Literal["headers", "always"] = "headers"
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _is_a_policy(cls, checkpoint: str) -> str:
+        try:
+            checkpoint_policy(checkpoint)
+        except SpecError as error:
+            raise ValueError(str(error).removeprefix("checkpoint: ")) from None
+        return checkpoint
 
     @model_validator(mode="after")
     def _names_are_groups(self) -> FabricSpec:
