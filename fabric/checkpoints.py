@@ -64,12 +64,12 @@ def published(model: ModelSpec, positions: Collection[int], tokens: int) -> tupl
             for r in ranges:
                 needed[group].update(r)
     found = []
-    for at, (group, whole) in enumerate(zip(model.groups, kept(model, tokens), strict=True)):
+    for at, (spec, whole) in enumerate(zip(model.groups, kept(model, tokens), strict=True)):
         everything = frozenset(whole)
-        if group.form is Form.STATE:
+        if spec.form is Form.STATE:
             found.append(everything & needed[at])
-        elif group.kind in POSITIONAL:
-            first = max(0, rules_of(model).groups[at].run_start(tokens)) // group.unit_tokens
+        elif spec.kind in POSITIONAL:
+            first = max(0, rules_of(model).groups[at].run_start(tokens)) // spec.unit_tokens
             found.append(frozenset(i for i in everything if i >= first or i in needed[at]))
         else:
             found.append(everything)

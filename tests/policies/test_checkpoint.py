@@ -62,7 +62,8 @@ def test_exactly_the_kept_positions_can_be_resumed_from(seed: int, tokens: int, 
     """Every kept position is servable out of what is published; with state at stake, no other is."""
     model = random_model(random.Random(seed))
     trail = trail_of(model, tokens, data.draw(st.integers(0, tokens)))
-    policy = data.draw(st.sampled_from([KeepAll(), KeepEnds(), KeepEvery(data.draw(st.integers(1, 64)))]))
+    policies: list[CheckpointPolicy] = [KeepAll(), KeepEnds(), KeepEvery(data.draw(st.integers(1, 64)))]
+    policy = data.draw(st.sampled_from(policies))
     possible = served(model, KeepAll().positions(trail), tokens)
     found = served(model, policy.positions(trail), tokens)
     assert found <= possible
