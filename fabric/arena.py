@@ -53,6 +53,7 @@ SLOT_HEADER = np.dtype(
     ]
 )
 assert SLOT_HEADER.itemsize == 64
+WHOLE_HEADER = np.dtype("V64")
 STAMP = np.dtype("V12")
 STAMP_FIELDS = np.dtype([("version", "<u8"), ("state", "<u4")])
 """How a slot's header begins."""
@@ -157,6 +158,8 @@ class Arena:
             (layout.slots,), STAMP, self.bytes.data, offset=layout.table_offset, strides=(SLOT_HEADER.itemsize,)
         )
         """Version and state of each slot as one value: what a reader compares."""
+        self.headers = np.ndarray((layout.slots,), WHOLE_HEADER, self.bytes.data, offset=layout.table_offset)
+        """Each slot's header as one value."""
 
     def format(self, incarnation: int) -> None:
         """Write a fresh arena header; every slot is FREE at version 0."""

@@ -118,6 +118,28 @@ class Change:
 
 Slots = npt.NDArray[np.int64]
 
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Slots of several pools as one array, each slot once: what is pinned and let go together.
+
+    ``starts``: where each pool's slots begin in ``slots``; no pool without any.
+    """
+
+    pools: tuple[tuple[int, int], ...]
+    starts: Slots
+    slots: Slots
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[int, int, Slots]]) -> Claim:
+        """The claim on these slots, given as (group, shard, slots); empty runs claim nothing."""
+        some = [run for run in runs if len(run[2])]
+        arrays = [slots for _, _, slots in some] or [np.empty(0, dtype=np.int64)]
+        sizes = [0, *(len(slots) for _, _, slots in some)]
+        starts = np.cumsum(sizes[:-1], dtype=np.int64)[: len(some)]
+        return cls(tuple((group, shard) for group, shard, _ in some), starts, np.concatenate(arrays))
+
+
 Place = tuple[int, int, int, Obj]
 """An object's place in the order of leaving: use tick, nearness to its chain's start, sequence."""
 
@@ -127,6 +149,12 @@ _NOTHING: dict[bytes, int] = {}
 def bits_of(mask: npt.NDArray[np.bool_]) -> int:
     """A mask as a bitmap: bit i for entry i."""
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+def _count(mask: npt.NDArray[np.bool_], starts: Slots) -> list[int]:
+    """How many are set in each run of a mask; the runs begin at ``starts`` and none is empty."""
+    counted: list[int] = np.add.reduceat(mask, starts, dtype=np.int64).tolist()
+    return counted
 
 
 def split(blob: bytes) -> list[bytes]:
@@ -153,6 +181,8 @@ class Books:
         self.ready: dict[tuple[int, int], dict[bytes, int]] = {key: {} for key in self.table}
         """Slots of the visible objects whose bytes are in memory and usable, by key."""
         slots = arena.layout.slots
+        self.serving = np.zeros(slots, dtype=np.bool_)
+        """By slot, whether it is one of ``ready``."""
         self.pins = np.zeros(slots, dtype=np.int32)
         self.frozen = np.zeros(slots, dtype=np.int32)
         self.last_use = np.zeros(slots, dtype=np.int64)
@@ -386,7 +416,7 @@ class Books:
         obj.visible = True
         self.last_use[obj.slot] = self.tick
         table[obj.digest] = obj
-        self.ready[obj.group, obj.shard][obj.digest] = obj.slot
+        self._serve(obj)
         if obj.evictable:
             self._became_evictable(obj)
         self._changed(Change(obj, gone=False, evicted=False))
@@ -396,7 +426,7 @@ class Books:
         obj.advance(Verb.SWAPPED_IN)
         self._record(obj, checksum)
         self.last_use[obj.slot] = self.tick
-        self.ready[obj.group, obj.shard][obj.digest] = obj.slot
+        self._serve(obj)
         if obj.evictable:
             self._became_evictable(obj)
         self._changed(Change(obj, gone=False, evicted=False))
@@ -415,7 +445,7 @@ class Books:
             obj.bad = reason
             self.make_first_out(obj)
             if obj.visible:
-                self.ready[obj.group, obj.shard].pop(obj.digest, None)
+                self._serve_no_more(obj)
                 self._changed(Change(obj, gone=False, evicted=False))
 
     def make_first_out(self, obj: Obj) -> None:
@@ -442,7 +472,7 @@ class Books:
             self._no_longer_evictable(obj)
             obj.advance(Verb.EVICT)
             obj.advance(Verb.FALL_BACK)
-            self.ready[obj.group, obj.shard].pop(obj.digest, None)
+            self._serve_no_more(obj)
             self._free(obj)
             self._changed(Change(obj, gone=False, evicted=False))
             return
@@ -480,7 +510,7 @@ class Books:
         table = self.table[obj.group, obj.shard]
         if table.get(obj.digest) is obj:
             del table[obj.digest]
-            self.ready[obj.group, obj.shard].pop(obj.digest, None)
+            self._serve_no_more(obj)
 
     def demote(self, obj: Obj) -> None:
         """Begin writing a sealed object to disk. The write holds a pin; the bytes stay readable."""
@@ -502,7 +532,7 @@ class Books:
             return
         self.pins[obj.slot] = 0
         obj.advance(Verb.SWAPPED_OUT)
-        self.ready[obj.group, obj.shard].pop(obj.digest, None)
+        self._serve_no_more(obj)
         self._free(obj)
         self._changed(Change(obj, gone=False, evicted=False))
 
@@ -538,6 +568,15 @@ class Books:
         obj.advance(Verb.QUIET)
         self._free(obj)
 
+    def _serve(self, obj: Obj) -> None:
+        self.ready[obj.group, obj.shard][obj.digest] = obj.slot
+        self.serving[obj.slot] = True
+
+    def _serve_no_more(self, obj: Obj) -> None:
+        slot = self.ready[obj.group, obj.shard].pop(obj.digest, None)
+        if slot is not None:
+            self.serving[slot] = False
+
     def _vacate(self, obj: Obj) -> None:
         obj.advance(Verb.VACATE)
         self._free(obj)
@@ -572,28 +611,38 @@ class Books:
         elif obj.evictable:
             self._became_evictable(obj)
 
-    def pin_slots(self, group: int, shard: int, slots: Slots) -> None:
-        """Pin usable objects of one pool, each slot once."""
+    def pin_slots(self, claim: Claim) -> None:
+        """Pin usable objects, each slot once."""
+        slots = claim.slots
+        if not len(slots):
+            return
         if self.admission.limits:
             for slot in slots.tolist():
                 self.pin(self._owner(slot))
             return
-        self.pools[group, shard].evictable -= len(slots) - int(np.count_nonzero(self.pins[slots]))
-        self.pins[slots] += 1
+        pins = self.pins[slots]
+        for pool, idle in zip(claim.pools, _count(pins == 0, claim.starts), strict=True):
+            self.pools[pool].evictable -= idle
+        self.pins[slots] = pins + 1
 
-    def unpin_slots(self, group: int, shard: int, slots: Slots) -> None:
+    def unpin_slots(self, claim: Claim) -> None:
         """End one pin each. What nothing pins any more can be evicted, or leaves if it was outdated."""
+        slots = claim.slots
+        if not len(slots):
+            return
         if self.admission.limits or not self._leaving.isdisjoint(slots.tolist()):
             for slot in slots.tolist():
                 self.unpin(self._owner(slot))
             return
-        self.pins[slots] -= 1
-        idle = slots[self.pins[slots] == 0]
-        if not len(idle):
+        pins = self.pins[slots] - 1
+        self.pins[slots] = pins
+        idle = pins == 0
+        if not idle.any():
             return
-        self.pools[group, shard].evictable += len(idle)
+        for pool, count in zip(claim.pools, _count(idle, claim.starts), strict=True):
+            self.pools[pool].evictable += count
         self.room_gained += 1
-        for slot in idle[~self.queued[idle]].tolist():
+        for slot in slots[idle & ~self.queued[slots]].tolist():
             self._enqueue(self._owner(slot))
 
     def freeze(self, slots: Slots, by: int) -> None:

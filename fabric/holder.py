@@ -95,7 +95,7 @@ class HolderCore:
         self.pins = PinDesk(self.ctx, self.disk)
         self.graphs = GraphDesk(self.ctx)
         self.parts = PartDesk(self.ctx, self.disk, Placer(self.ctx, self.graphs))
-        self.leader = Leader(self.ctx, self.disk)
+        self.leader = Leader(self.ctx, self.disk, self.parts)
         self.events = EventDesk(self.ctx)
         self.graphs.release = self.leader.release
         self.sampler = Sampler(self.ctx, self.disk)

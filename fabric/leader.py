@@ -22,6 +22,7 @@ from .context import HolderContext, Recent
 from .disk import DiskDesk
 from .found import Hints
 from .kinds import Cause, Form, Reason, Status, cause_of
+from .leases import part_of
 from .messages import (
     Acquire,
     Answer,
@@ -43,10 +44,12 @@ from .messages import (
     PinReply,
     PinRequest,
 )
+from .parts import PartDesk
 from .planner import PartPlan, View
 from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution, resolve, servable, usable_position
 from .segments import Router
+from .standing import StandingProofs
 from .wakes import Wake
 
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
@@ -131,9 +134,11 @@ class AcquireOp:
 class Leader:
     """All acquires that this holder leads."""
 
-    def __init__(self, ctx: HolderContext, disk: DiskDesk) -> None:
+    def __init__(self, ctx: HolderContext, disk: DiskDesk, parts: PartDesk) -> None:
         self.ctx = ctx
         self.disk = disk
+        self.parts = parts
+        self.standing = StandingProofs()
         self.recovering: dict[str, AcquireOp] = {}
         """What is brought into memory without a reader, by the request that asked for it."""
         self.ops: dict[str, AcquireOp] = {}
@@ -154,6 +159,8 @@ class Leader:
         if running is not None:
             running.client, running.background = client, False
             return
+        if self._grant_again(client, message):
+            return
         op = self._new_op(client, message)
         if len(self.by_request) >= self.ctx.config.acquires_max:
             self._finish(op, 0, refused=Reason.QUOTA)
@@ -171,6 +178,31 @@ class Leader:
             self._time_out(op, self._mates_silent)
         else:
             self._here_known(op)
+
+    def _grant_again(self, client: str, message: Acquire) -> bool:
+        """Answer by a proof that still stands; False where the question takes the whole path."""
+        ctx, prompt = self.ctx, message.prompt
+        plain = not (message.graph or message.explain or message.prefetch or ctx.config.verify_always)
+        if not plain or ctx.bypassed or self.parts.lease_refusal(prompt.weights) is not None:
+            return False
+        standing = self.standing.find(message, ctx.books)
+        if standing is None or standing.answer.tokens < message.min_tokens:
+            return False
+        grant = None
+        if not message.probe:
+            record = self.parts.lease(ctx.config.holder, self._part_grant("", client, message), standing.proof, prompt)
+            part = part_of(record, ctx.config.holder, ctx.incarnation)
+            grant = LeaseGrant(
+                ctx.config.holder, record.lease, standing.answer.tokens, record.deadline_s, prompt.weights, (part,)
+            )
+        answer = replace(standing.answer, request=message.request, grant=grant)
+        self._count(message, answer, answer.tokens)
+        self._recent.put(message.request, answer)
+        ctx.send(client, answer)
+        return True
+
+    def _part_grant(self, op: str, client: str, message: Acquire) -> PartGrant:
+        return PartGrant(op, min(message.lease_s, self.ctx.config.lease_s_max), message.graph, client)
 
     def client_gone(self, client: str) -> None:
         """Whoever asked is gone: what is under way runs to its end, and its lease ends as it begins."""
@@ -588,10 +620,7 @@ class Leader:
             return
         if all(reply.refused is None for reply in op.replies.values()):
             for plan in op.plans:
-                self.ctx.send(
-                    plan.holder,
-                    PartGrant(op.op, min(op.request.lease_s, self.ctx.config.lease_s_max), op.request.graph, op.client),
-                )
+                self.ctx.send(plan.holder, self._part_grant(op.op, op.client, op.request))
             self._time_out(op, self._parts_silent)
             return
         for holder, reply in op.replies.items():
@@ -671,7 +700,14 @@ class Leader:
         # This holder granted as it asked the others to, on its own clock; none of theirs ends before.
         weights = op.request.prompt.weights
         grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, own.deadline_s, weights, tuple(parts))
-        self._finish(op, op.tokens, grant=grant)
+        answer = self._finish(op, op.tokens, grant=grant)
+        if record is not None and len(op.plans) == 1 and not op.sources and self._whole(op, answer):
+            self.standing.put(op.request, record.proof, answer)
+
+    def _whole(self, op: AcquireOp, answer: Answer) -> bool:
+        """Whether nothing anywhere could give this request more, so that all of it is on its readers' own holders."""
+        longest = answer.tokens == self._best(op) and not self.ctx.model.drop_last_blocks
+        return longest and answer.status is Status.FULL_HIT and answer.cause is None
 
     # --- reachability, without a lease ---------------------------------------------------------
 
@@ -806,7 +842,7 @@ class Leader:
             None,
             found.tokens_lost_to_alignment,
         )
-        self._count(op, answer, 0)
+        self._counted(op, answer, 0)
         request, in_line = op.request, op.turn is not None
         recover = request.prefetch or (not request.probe and (request.wait_s == 0 or in_line))
         self._answer(op, answer)
@@ -837,7 +873,7 @@ class Leader:
 
     def _finish(
         self, op: AcquireOp, tokens: int, *, grant: LeaseGrant | None = None, refused: Reason | None = None
-    ) -> None:
+    ) -> Answer:
         """The one way out: what was granted, what the rules allowed, what cut it."""
         model, request = self.ctx.model, op.request
         found = op.view.found()
@@ -864,8 +900,9 @@ class Leader:
             tuple((model.groups[g].name, n) for g, n in sorted(op.moved.items())),
             tuple(sorted(op.sources)) if grant is not None else (),
         )
-        self._count(op, answer, tokens if grant is not None else 0)
+        self._counted(op, answer, tokens if grant is not None else 0)
         self._answer(op, answer)
+        return answer
 
     def _refused_cause(self, op: AcquireOp, refused: Reason | None) -> Cause | None:
         if op.limited is not None:
@@ -878,8 +915,12 @@ class Leader:
         spec = self.ctx.model.groups[group]
         return cause_of(spec.name, spec.kind, reason, from_tier=op.limited is not None and op.limited == op.late)
 
-    def _count(self, op: AcquireOp, answer: Answer, granted: int) -> None:
-        if op.request.probe or op.background:
+    def _counted(self, op: AcquireOp, answer: Answer, granted: int) -> None:
+        if not op.background:
+            self._count(op.request, answer, granted)
+
+    def _count(self, request: Acquire, answer: Answer, granted: int) -> None:
+        if request.probe:
             return
         if op.restores and granted:
             self.ctx.recovery.add(self.ctx.now - op.started_s)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from .arena import STAMP_FIELDS, Arena, SlotState
 from .books import Books
 from .kinds import Reason
-from .messages import LeaseGrant, LeasePart, SlotRun
+from .messages import LeaseGrant, LeasePart
 from .series import Histogram
 from .validation import Proof
 from .wakes import Wake
@@ -84,10 +84,9 @@ class LeaseBook:
     ) -> LeaseRecord:
         """The only way a lease comes to be. Takes its own pins on the proof's objects."""
         self.fence += 1
-        for run in proof.runs:
-            self._books.pin_slots(run.group, run.shard, run.slots)
-            if graph:
-                self._books.freeze(run.slots, 1)
+        self._books.pin_slots(proof.claim)
+        if graph:
+            self._books.freeze(proof.claim.slots, 1)
         record = LeaseRecord(
             lease=self.fence,
             fence=self.fence,
@@ -128,20 +127,16 @@ class LeaseBook:
             self.life.add(now - record.granted_s)
             if record.watch is not None:
                 record.watch.cancel()
-            for run in record.proof.runs:
-                if record.graph:
-                    self._books.freeze(run.slots, -1)
-                self._books.unpin_slots(run.group, run.shard, run.slots)
+            claim = record.proof.claim
+            if record.graph:
+                self._books.freeze(claim.slots, -1)
+            self._books.unpin_slots(claim)
         return record
 
 
 def part_of(record: LeaseRecord, holder: str, incarnation: int) -> LeasePart:
     """What a reader needs to find and check its slots."""
-    runs = tuple(
-        SlotRun(run.group, run.shard, run.indices, run.slots.astype("<u4").tobytes(), run.versions)
-        for run in record.proof.runs
-    )
-    return LeasePart(holder, incarnation, record.fence, runs)
+    return LeasePart(holder, incarnation, record.fence, record.proof.parts)
 
 
 def read_refusal(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .books import Obj, split
+from .books import Claim, Obj, split
 from .context import HolderContext
 from .disk import DiskDesk
 from .effects import DigestSlots, Moved, Pair, StartTransfer, TransferDone, TransferFault
@@ -37,6 +37,7 @@ from .messages import (
     PinEnded,
     PinReply,
     PinRequest,
+    Prompt,
     Room,
     SourceRun,
 )
@@ -157,7 +158,7 @@ class PartDesk:
         reader = part.request.abis[group]
         if any(abi_refusal(books.abis[number], reader) is not None for number in books.abi_numbers_of(array)):
             return False
-        books.pin_slots(group, shard, array)
+        books.pin_slots(Claim.of([(group, shard, array)]))
         part.held[group, shard] = HeldRun(list(objects.indices), slots)
         return True
 
@@ -611,20 +612,8 @@ class PartDesk:
         if refused is not None or part is None or part.proof is None:
             ctx.send(leader, PartGranted(message.op, refused or Reason.LEASE_EXPIRED, 0.0, 0, None))
             return
-        record = ctx.leases.grant(
-            part.proof,
-            leader=leader,
-            client=message.client,
-            now=ctx.now,
-            lease_s=message.lease_s,
-            weights=part.request.prompt.weights,
-            tenant=part.request.prompt.tenant,
-            graph=message.graph,
-            graph_number=part.request.graph_number,
-        )
-        for run in part.proof.runs:
-            ctx.books.touch_slots(run.slots)
-        self._watch(record)
+        prompt = part.request.prompt
+        record = self.lease(leader, message, part.proof, prompt, part.request.graph_number)
         reply = PartGranted(
             message.op,
             None,
@@ -634,6 +623,26 @@ class PartDesk:
         )
         self.let_go(message.op)
         ctx.send(leader, reply)
+
+    def lease(
+        self, leader: str, message: PartGrant, proof: Proof, prompt: Prompt, graph_number: int = 0
+    ) -> LeaseRecord:
+        """A lease on what is proven, its end watched. The caller asked whether this holder may grant."""
+        ctx = self.ctx
+        record = ctx.leases.grant(
+            proof,
+            leader=leader,
+            client=message.client,
+            now=ctx.now,
+            lease_s=message.lease_s,
+            weights=prompt.weights,
+            tenant=prompt.tenant,
+            graph=message.graph,
+            graph_number=graph_number,
+        )
+        ctx.books.touch_slots(proof.claim.slots)
+        self._watch(record)
+        return record
 
     def _watch(self, record: LeaseRecord) -> None:
         """End the lease once its grace is over; a renewed one is looked at again then.
@@ -661,16 +670,18 @@ class PartDesk:
 
     def grant_refusal(self, part: Part | None) -> Reason | None:
         """Why a ready share may not become a lease at this moment."""
-        ctx = self.ctx
         if part is None or part.let_go:
             return Reason.LEASE_EXPIRED
+        return self.lease_refusal(part.request.prompt.weights)
+
+    def lease_refusal(self, weights: bytes) -> Reason | None:
+        """Why this holder leases nothing of these weights now, whatever is proven."""
+        ctx = self.ctx
         if ctx.draining:
             return Reason.DRAINING
         if not ctx.may_grant:
             return Reason.NOT_GRANTING
-        if part.request.prompt.weights != ctx.weights:
-            return Reason.WEIGHTS_MISMATCH
-        return None
+        return Reason.WEIGHTS_MISMATCH if weights != ctx.weights else None
 
     def let_go(self, op: str) -> None:
         """End a share; what is in flight still runs to its end, and keeps what it copies from."""
@@ -685,8 +696,7 @@ class PartDesk:
 
     def _unpin(self, part: Part) -> None:
         held, part.held = part.held, {}
-        for (group, shard), run in held.items():
-            self.ctx.books.unpin_slots(group, shard, run.array)
+        self.ctx.books.unpin_slots(Claim.of((group, shard, run.array) for (group, shard), run in held.items()))
 
     def _forget(self, part: Part) -> None:
         self._unpin(part)

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .arena import PAGE_BYTES, SlotState
-from .books import Books, Slots
+from .books import Books, Claim, Slots
 from .cause import absent_reason, stale_reason
 from .kinds import Form, Layer, ProtocolError, Reason
+from .messages import SlotRun
 from .model import ModelSpec
 from .passport import Abi, abi_refusal
 from .rules import needs
@@ -95,7 +96,7 @@ class ProvenRun:
 class Proof:
     """Four passed verdicts and the exact slots they speak of. Only :func:`prove` makes one."""
 
-    __slots__ = ("runs", "shards", "tokens", "verdicts")
+    __slots__ = ("_headers", "claim", "parts", "runs", "shards", "tokens", "verdicts")
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Proof:
         shards: tuple[int, ...],
         verdicts: tuple[Verdict, ...],
         runs: tuple[ProvenRun, ...],
+        headers: bytes,
     ) -> None:
         if mint is not _MINT:
             raise ProtocolError("a proof is made by prove() alone")
@@ -112,6 +114,21 @@ class Proof:
         self.shards = shards
         self.verdicts = verdicts
         self.runs = runs
+        self.claim = Claim.of((run.group, run.shard, run.slots) for run in runs)
+        self.parts = tuple(
+            SlotRun(run.group, run.shard, run.indices, run.slots.astype("<u4").tobytes(), run.versions) for run in runs
+        )
+        """The runs as a reader is told them."""
+        self._headers = headers
+
+    def stands(self, books: Books) -> bool:
+        """Whether all four layers would pass again, for the same reader and position.
+
+        They look at nothing but the slots' records and headers, and each record was made with its header: slots
+        that serve, and whose headers are the ones that were proven, are the ones that were proven.
+        """
+        slots = self.claim.slots
+        return bool(books.serving[slots].all()) and books.arena.headers[slots].tobytes() == self._headers
 
 
 def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
@@ -237,4 +254,6 @@ def prove(
     for (group, shard), run in sorted(held.items()):
         slots = run.array
         runs.append(ProvenRun(group, shard, tuple(run.indices), slots, books.versions[slots].tobytes()))
-    return Proof(_MINT, tokens=tokens, shards=shards, verdicts=tuple(verdicts), runs=tuple(runs))
+    slots = np.concatenate([run.slots for run in runs])
+    headers = books.arena.headers[slots].tobytes()
+    return Proof(_MINT, tokens=tokens, shards=shards, verdicts=tuple(verdicts), runs=tuple(runs), headers=headers)
