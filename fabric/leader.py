@@ -196,7 +196,8 @@ class Leader:
                 ctx.config.holder, record.lease, standing.answer.tokens, record.deadline_s, prompt.weights, (part,)
             )
         answer = replace(standing.answer, request=message.request, grant=grant)
-        self._count(message, answer, answer.tokens)
+        if not message.probe:
+            self._count(message, answer, answer.tokens)
         self._recent.put(message.request, answer)
         ctx.send(client, answer)
         return True
@@ -916,17 +917,16 @@ class Leader:
         return cause_of(spec.name, spec.kind, reason, from_tier=op.limited is not None and op.limited == op.late)
 
     def _counted(self, op: AcquireOp, answer: Answer, granted: int) -> None:
-        if not op.background:
-            self._count(op.request, answer, granted)
-
-    def _count(self, request: Acquire, answer: Answer, granted: int) -> None:
-        if request.probe:
+        if op.background or op.request.probe:
             return
         if op.restores and granted:
             self.ctx.recovery.add(self.ctx.now - op.started_s)
+        self._count(op.request, answer, granted)
+
+    def _count(self, request: Acquire, answer: Answer, granted: int) -> None:
         counters = self.ctx.counters
         counters["acquires_total"] += 1
-        counters["asked_tokens_total"] += op.request.prompt.n
+        counters["asked_tokens_total"] += request.prompt.n
         counters["hash_hit_tokens_total"] += answer.hash_tokens
         counters["usable_hit_tokens_total"] += answer.usable_tokens
         counters["effective_hit_tokens_total"] += granted

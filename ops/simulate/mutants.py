@@ -26,6 +26,7 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant("standing", "a prompt is granted again without a look at its slots", steps.standing),
     Mutant("version_reread", "the source's versions are not read again after a transfer", steps.version_reread),
     Mutant("fence", "a reader does not look at the holder's incarnation and right to grant", steps.fence),
     Mutant("deadline", "a reader does not look at its deadline", steps.deadline),

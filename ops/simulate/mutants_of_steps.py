@@ -20,6 +20,7 @@ from ...fabric.messages import Done, LeaseGrant, LeasePart, PinEnd, SourceRun, S
 from ...fabric.parts import Arriving, Part, PartDesk, Source
 from ...fabric.pins import PinDesk, SourcePin
 from ...fabric.stores import CHECKSUM_BYTES, StoreDesk
+from ...fabric.validation import Proof
 from .patches import Patches, call
 
 Parts = Iterable[tuple[LeasePart, Arena | None]]
@@ -65,6 +66,14 @@ def retired_weights(patches: Patches) -> None:
         return None if refused is Reason.WEIGHTS_MISMATCH else refused
 
     patches.everywhere(honest, refusal)
+
+
+# --- grants ----------------------------------------------------------------------------------------
+
+
+def standing(patches: Patches) -> None:
+    """What was proven once stays proven."""
+    patches.put(Proof, "stands", lambda *_: True)
 
 
 # --- transfers -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, SlotState, heap_arena
-from kvfabric.fabric.books import Books, Obj
+from kvfabric.fabric.books import Books, Claim, Obj
 from kvfabric.fabric.kinds import ProtocolError, Reason
 from kvfabric.fabric.lifecycle import State
 from kvfabric.fabric.model import ModelSpec
@@ -122,10 +122,11 @@ def test_pins_of_whole_runs_count_like_single_ones(books: Books) -> None:
     objects = [put(books, obj(name)) for name in range(3)]
     slots = np.array([o.slot for o in objects])
     books.pin(objects[0])
-    books.pin_slots(0, 0, slots)
+    claim = Claim.of([(0, 0, slots)])
+    books.pin_slots(claim)
     assert [o.pins for o in objects] == [2, 1, 1]
     assert books.pools[0, 0].evictable == 0
-    books.unpin_slots(0, 0, slots)
+    books.unpin_slots(claim)
     assert [o.pins for o in objects] == [1, 0, 0]
     assert books.pools[0, 0].evictable == 2
 
