@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -42,19 +43,9 @@ def holder() -> OneHolder:
 
 def stands(holder: OneHolder) -> bool:
     """Whether the next acquire of the prompt is answered by a standing proof."""
-    seen: list[Any] = []
-    whole_path = holder.core.leader._new_op
-
-    def note(*args: Any) -> Any:
-        seen.append(args)
-        return whole_path(*args)
-
-    holder.core.leader._new_op = note  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(holder.core.leader, "_new_op", wraps=holder.core.leader._new_op) as whole_path:
         holder.acquire(TOKENS)
-    finally:
-        holder.core.leader._new_op = whole_path  # type: ignore[method-assign]
-    return not seen
+    return not whole_path.called
 
 
 def slot_of(holder: OneHolder, group: int, index: int) -> int:

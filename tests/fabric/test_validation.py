@@ -254,7 +254,7 @@ def test_alignment_refuses_bytes_that_digest_otherwise(world: Holders) -> None:
 
 def test_a_proof_is_made_by_prove_alone() -> None:
     with pytest.raises(ProtocolError, match="prove"):
-        Proof(object(), tokens=16, shards=(0,), verdicts=(), runs=())
+        Proof(object(), tokens=16, shards=(0,), verdicts=(), runs=(), headers=b"")
 
 
 @cache
