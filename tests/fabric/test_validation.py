@@ -287,15 +287,20 @@ def test_a_lease_is_built_only_from_a_proof() -> None:
     assert calls_of("Proof") == {("validation.py", "prove")}
     assert calls_of("LeaseRecord") == {("leases.py", "grant")}
     assert calls_of("LeaseBook") == {("context.py", "__init__")}
-    assert calls_of("grant") == {("parts.py", "grant")}
+    assert calls_of("grant") == {("parts.py", "lease")}
     assert calls_of("prove") == {("parts.py", "_prove")}
     assert calls_of("no_such_function_anywhere") == set()
 
 
 def test_a_lease_grant_leaves_a_holder_only_after_all_shares_were_granted() -> None:
-    assert calls_of("LeaseGrant") == {("leader.py", "part_granted")}
+    assert calls_of("LeaseGrant") == {("leader.py", "part_granted"), ("leader.py", "_grant_again")}
     assert calls_of("LeasePart") == {("leases.py", "part_of")}
-    assert calls_of("part_of") == {("parts.py", "grant")}
+    assert calls_of("part_of") == {("parts.py", "grant"), ("leader.py", "_grant_again")}
+
+
+def test_only_a_proof_that_still_stands_grants_again() -> None:
+    assert calls_of("_grant_again") == {("leader.py", "start")}
+    assert calls_of("stands") == {("standing.py", "find")}
 
 
 def test_what_was_proven_is_what_is_leased(world: Holders) -> None:
