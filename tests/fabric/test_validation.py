@@ -298,9 +298,8 @@ def test_a_lease_grant_leaves_a_holder_only_after_all_shares_were_granted() -> N
     assert calls_of("part_of") == {("parts.py", "grant"), ("leader.py", "_grant_again")}
 
 
-def test_only_a_proof_that_still_stands_grants_again() -> None:
+def test_a_standing_proof_grants_only_at_the_start_of_an_acquire() -> None:
     assert calls_of("_grant_again") == {("leader.py", "start")}
-    assert calls_of("stands") == {("standing.py", "find")}
 
 
 def test_what_was_proven_is_what_is_leased(world: Holders) -> None:
