@@ -18,6 +18,15 @@ from typing import Annotated, Any, NewType, TypeVar, Union, get_args, get_origin
 import msgpack
 
 from .kinds import WireError
+from .run_encoding import (
+    begin_frame,
+    pack_indices,
+    pack_slots,
+    pack_versions,
+    unpack_indices,
+    unpack_slots,
+    unpack_versions,
+)
 
 SCHEMA = 1
 SCHEMAS_READ = tuple(range(max(1, SCHEMA - 1), SCHEMA + 1))
@@ -25,6 +34,11 @@ FRAME_BYTES_MAX = 64 << 20
 
 Bits = Annotated[int, "bitmap"]
 """A bitmap of any length as one int."""
+Indices = Annotated[tuple[int, ...], "runs of indices"]
+SlotColumn = Annotated[bytes, "runs of slots"]
+"""Slots, uint32 each."""
+VersionColumn = Annotated[bytes, "runs of versions"]
+"""Versions, uint64 each."""
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 T = TypeVar("T")
@@ -69,6 +83,7 @@ def decode(frame: bytes | memoryview) -> Any:
     cls = _by_number.get(number)
     if cls is None:
         raise WireError(f"record {number} is not known in schema {schema}")
+    begin_frame()
     return _codec(cls)[1](fields)
 
 
@@ -86,6 +101,7 @@ def decode_plain(cls: type[T], frame: bytes) -> T:
         raise WireError(f"not a {cls.__name__}: {type(error).__name__}") from None
     if schema not in SCHEMAS_READ or number != 0:
         raise WireError(f"not a {cls.__name__}: schema {schema!r}, record {number!r}")
+    begin_frame()
     return typing.cast("T", _codec(cls)[1](fields))
 
 
@@ -99,8 +115,9 @@ def _codec(hint: Any) -> Codec:
 def _compile(hint: Any) -> Codec:
     if dataclasses.is_dataclass(hint):
         return _compile_record(typing.cast(type, hint))
-    if hint == Bits:
-        return _pack_bits, _unpack_bits
+    annotated = _ANNOTATED.get(hint)
+    if annotated is not None:
+        return annotated
     if isinstance(hint, NewType):
         return _codec(hint.__supertype__)
     if hint is float:
@@ -252,3 +269,11 @@ def _unpack_bits(plain: Any) -> int:
     if type(plain) is not bytes:
         raise WireError("a bitmap is bytes")
     return int.from_bytes(plain, "little")
+
+
+_ANNOTATED: dict[Any, Codec] = {
+    Bits: (_pack_bits, _unpack_bits),
+    Indices: (pack_indices, unpack_indices),
+    SlotColumn: (pack_slots, unpack_slots),
+    VersionColumn: (pack_versions, unpack_versions),
+}

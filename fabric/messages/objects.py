@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..kinds import Reason
 from ..passport import Abi
-from ..wire import Bits
+from ..wire import Bits, Indices, SlotColumn, VersionColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class SlotRun:
 
     group: int
     shard: int
-    indices: tuple[int, ...]
-    slots: bytes
-    versions: bytes
+    indices: Indices
+    slots: SlotColumn
+    versions: VersionColumn
 
 
 @dataclass(frozen=True, slots=True)
