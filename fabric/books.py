@@ -15,8 +15,8 @@ are charged where a slot gets its owner and discharged where it loses it, here a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -205,6 +205,8 @@ class Books:
         """Counts what changed of what can be found: a column taken at this count still holds."""
         self.room_gained = 0
         """Counts slots that became free or evictable: whoever waits for room watches it."""
+        self.taken_over: Callable[[Obj], None] = lambda _: None
+        """Told of an object that has the disk copy of another from here on."""
         self.victims = 0
         """Counts what left memory to make room."""
         self._sequence = 0
@@ -439,14 +441,29 @@ class Books:
             obj.bad, obj.bad_from_tier = reason, True
             self._changed(Change(obj, gone=False, evicted=False))
 
-    def mark_bad(self, obj: Obj, reason: Reason) -> None:
-        """The bytes in memory proved wrong: keep the record (hashes still match), never serve it."""
+    def mark_bad(self, obj: Obj, reason: Reason) -> bool:
+        """The bytes in memory proved wrong: keep the record (hashes still match), never serve it.
+
+        False where a copy on the local disk takes their place, to be restored and judged by itself.
+        """
+        if obj.visible and obj.state is State.SEALED and obj.on_disk is not None and obj.bad is None:
+            self._fall_back_to_disk(obj)
+            return False
         if obj.bad is None:
             obj.bad = reason
             self.make_first_out(obj)
             if obj.visible:
                 self._serve_no_more(obj)
                 self._changed(Change(obj, gone=False, evicted=False))
+        return True
+
+    def _fall_back_to_disk(self, obj: Obj) -> None:
+        """The copy in memory leaves, at once or once unpinned; the one on disk is the visible one from here on."""
+        copy = replace(obj, state=State.ABSENT, slot=-1, version=0, visible=False, first_out=False, books=None)
+        obj.on_disk = None
+        self._leave(obj, Verb.EVICT, evicted=False, announce=False)
+        self.find_on_disk(copy)
+        self.taken_over(copy)
 
     def make_first_out(self, obj: Obj) -> None:
         """Let this object make room before any other."""
@@ -543,7 +560,7 @@ class Books:
         self.unpin(obj)
 
     def find_on_disk(self, obj: Obj) -> None:
-        """A holder's start found this object in an extent of an earlier life."""
+        """This object has a copy in an extent (of an earlier life, say) and none in memory."""
         obj.advance(Verb.FIND)
         obj.visible = True
         self.table[obj.group, obj.shard][obj.digest] = obj

@@ -68,6 +68,7 @@ class DiskDesk:
         self.writes_refused: Reason | None = None
         config = ctx.config
         self.extents = ExtentBook(config.disk_bytes_max)
+        ctx.books.taken_over = self.extents.taken_over
         everything = RestoreLimit(config.restore_bytes_max, config.restore_extents_max)
         self._queue = RestoreQueue((everything, *config.restore_limits))
         self.line = RestoreLine(

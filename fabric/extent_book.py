@@ -57,6 +57,13 @@ class ExtentBook:
         if extent is not None:
             extent.last_use_s = now
 
+    def taken_over(self, obj: Obj) -> None:
+        """Another object has this one's entry from here on: of the same key and length."""
+        assert obj.on_disk is not None
+        number, entry = obj.on_disk
+        if number in self._extents:
+            self._extents[number].live[entry] = obj
+
     def dropped(self, number: int, entry: int) -> bool:
         """An object refers to this entry no more; True where that was the extent's last."""
         extent = self._extents.get(number)

@@ -430,6 +430,7 @@ class PartDesk:
             return
         source.ended = True
         part.bad.extend(message.bad)
+        part.truth.extend(message.truth)
         wrong_there = {(b.group, b.shard, b.index) for b in message.bad}
         versions: dict[tuple[int, int, int], bytes] = {}
         for fetch, blob in zip(source.fetches, message.versions, strict=False):
@@ -441,8 +442,9 @@ class PartDesk:
             if a.fault is None and self.unchanged_at_source(a, versions.get(key, b"")):
                 stood.append(a)
                 continue
-            reason = a.fault or Reason.VERSION_CHANGED
-            if key not in wrong_there and a.fault is not None:
+            moved = bool(message.truth) and versions.get(key) == bytes(8)
+            reason = Reason.VERSION_CHANGED if moved or a.fault is None else a.fault
+            if key not in wrong_there and reason is not Reason.VERSION_CHANGED:
                 part.bad.append(BadCopy(source.holder, *key, reason, False))
             self._arriving_failed(part, a, reason)
         for a in stood:
@@ -563,14 +565,13 @@ class PartDesk:
         assert verdict.reason is not None
         self.ctx.counters["validation_failures"] += 1
         if verdict.reason is Reason.CHECKSUM_MISMATCH:
-            for (group, shard), run in part.held.items():
+            for run in part.held.values():
                 for index, slot in zip(run.indices, run.slots, strict=True):
                     obj = self.ctx.books.owner[slot]
-                    if obj is not None and part.digests.get(slot, obj.checksum) != obj.checksum:
-                        self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH)
-                        part.bad.append(
-                            BadCopy(self.ctx.config.holder, group, shard, index, Reason.CHECKSUM_MISMATCH, False)
-                        )
+                    if obj is None or part.digests.get(slot, obj.checksum) == obj.checksum:
+                        continue
+                    if self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH):
+                        self._bad_here(part, obj, index, Reason.CHECKSUM_MISMATCH, from_tier=False)
         elif verdict.reason is Reason.MISALIGNED:
             key = (verdict.group, verdict.shard, verdict.index)
             part.bad.append(BadCopy(self.ctx.config.holder, *key, Reason.MISALIGNED, False))

@@ -7,7 +7,7 @@ carries the truth: this holder's columns of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from .books import Obj, slot_run, split
@@ -188,13 +188,16 @@ class PinDesk:
 
     def _refuse(self, pin: SourcePin, refused: Reason) -> None:
         ctx = self.ctx
-        truth: tuple[Column, ...] = ()
-        if refused is not Reason.HOLDER_LOST:
-            truth = tuple(ctx.books.columns(ctx.config.holder, ctx.incarnation, pin.request.prompt, ctx.books.shards))
+        truth = () if refused is Reason.HOLDER_LOST else self._truth(pin)
         ctx.send(
             pin.peer,
             PinReply(pin.request.op, ctx.config.holder, ctx.incarnation, refused, (), truth, tuple(pin.bad)),
         )
+
+    def _truth(self, pin: SourcePin) -> tuple[Column, ...]:
+        """What this holder has along the prompt."""
+        ctx = self.ctx
+        return tuple(ctx.books.columns(ctx.config.holder, ctx.incarnation, pin.request.prompt, ctx.books.shards))
 
     def _reply(self, pin: SourcePin) -> None:
         if pin.awaited:
@@ -248,21 +251,30 @@ class PinDesk:
         if entry is None:
             return False
         pin, suspects = entry
-        bad = []
+        bad: list[BadCopy] = []
+        moved: set[int] = set()
         for suspect, checksum in zip(suspects, checksums, strict=True):
             obj = suspect.obj
             if obj.slot >= 0 and obj.version == suspect.version and checksum != obj.checksum:
-                self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH)
+                if not self.ctx.books.mark_bad(obj, Reason.CHECKSUM_MISMATCH):
+                    moved.add(obj.slot)
+                    continue
                 here = self.ctx.config.holder
                 bad.append(BadCopy(here, obj.group, obj.shard, suspect.index, Reason.CHECKSUM_MISMATCH, False))
         if not pin.ended:
-            self._ended(pin, bad)
+            self._ended(pin, bad, moved)
         return True
 
-    def _ended(self, pin: SourcePin, bad: list[BadCopy]) -> None:
-        arena = self.ctx.arena
-        versions = tuple(b"".join(arena.version(obj.slot).to_bytes(8, "little") for _, obj in run) for run in pin.runs)
-        self.ctx.send(pin.peer, PinEnded(pin.request.op, self.ctx.config.holder, versions, tuple(bad)))
+    def _ended(self, pin: SourcePin, bad: list[BadCopy], moved: Collection[int] = ()) -> None:
+        """``moved``: slots whose bytes are wrong, of objects that are on disk as well; they are told as without a version."""
+        ctx = self.ctx
+
+        def version(slot: int) -> bytes:
+            return bytes(8) if slot in moved else ctx.arena.version(slot).to_bytes(8, "little")
+
+        versions = tuple(b"".join(version(obj.slot) for _, obj in run) for run in pin.runs)
+        truth = self._truth(pin) if moved else ()
+        ctx.send(pin.peer, PinEnded(pin.request.op, ctx.config.holder, versions, tuple(bad), truth))
         self.open.pop((pin.peer, pin.request.op), None)
         self._release(pin)
 

@@ -219,9 +219,12 @@ class PinEnd:
 @record(33)
 @dataclass(frozen=True, slots=True)
 class PinEnded:
-    """``versions``: each pinned slot's version now, in the order of the runs; empty if unknown."""
+    """``versions``: each pinned slot's version now, in the order of the runs; empty if unknown, zero for bytes
+    that proved wrong beside a copy on disk: ``truth`` then tells what this holder has.
+    """
 
     op: str
     holder: str
     versions: tuple[bytes, ...]
     bad: tuple[BadCopy, ...]
+    truth: tuple[Column, ...] = ()

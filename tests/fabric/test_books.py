@@ -184,13 +184,33 @@ def test_an_evicted_object_with_a_copy_on_disk_stays_findable(books: Books) -> N
     assert books.disk_dropped == []
 
 
-def test_an_object_that_is_bad_in_memory_does_not_fall_back(books: Books) -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_object_that_is_bad_in_memory_falls_back_to_its_copy_on_disk(books: Books, pinned: bool) -> None:
     one = put(books, obj(1))
     one.on_disk = (7, 0)
-    books.mark_bad(one, Reason.CHECKSUM_MISMATCH)
+    if pinned:
+        books.pin(one)
+    taken: list[Obj] = []
+    books.taken_over = taken.append
+    assert not books.mark_bad(one, Reason.CHECKSUM_MISMATCH)
+    found = books.find(0, 0, one.digest)
+    assert taken == [found]
+    assert found is not None
+    assert (found.state, found.slot, found.on_disk, found.bad) == (State.ON_TIER, -1, (7, 0), None)
+    assert books.locate(0, 0, [one.digest]) == [-1]
+    assert (one.state, one.slot >= 0) == ((State.EVICTING, True) if pinned else (State.ABSENT, False))
+    if pinned:
+        books.unpin(one)
+    assert one.slot == -1
+    assert books.disk_dropped == []
+
+
+def test_an_object_that_is_bad_in_memory_and_nowhere_else_stays_marked(books: Books) -> None:
+    one = put(books, obj(1))
+    assert books.mark_bad(one, Reason.CHECKSUM_MISMATCH)
+    assert books.find(0, 0, one.digest) is one
     books.evict(one)
     assert books.find(0, 0, one.digest) is None
-    assert books.disk_dropped == [(7, 0)]
 
 
 def test_a_demoted_object_that_someone_pinned_meanwhile_stays_in_memory(books: Books) -> None:

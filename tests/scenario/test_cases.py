@@ -96,7 +96,7 @@ def test_every_fault_and_status_is_in_a_case() -> None:
             verbs |= set(step)
             faults |= {step.get("inject", {}).get("fault")}
             statuses |= {step.get("expect", {}).get("status")}
-            hows |= {(c["how"], c["where"]) for c in [step.get("corrupt")] if c}
+            hows |= {(c["how"], c.get("where")) for c in [step.get("corrupt")] if c}
     assert set(Fault) <= faults
     assert {"FULL_HIT", "PARTIAL_HIT", "PENDING", "INVALID", "MISS"} <= statuses
     assert {"flip", "torn", "truncate"} <= {how for how, _ in hows}
