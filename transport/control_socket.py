@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ..fabric.kinds import ProtocolError, WireError
 from .challenge import ANSWER_BYTES, HANDSHAKE_TIMEOUT_S, ChallengeFailed, ServerChallenge, check_secret
@@ -208,8 +208,8 @@ class _Connection(asyncio.Protocol):
     # -- life
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not an assertion: the transports of uvloop, which Ray takes where it is installed, are no subclass.
+        self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         server = self._server
         server.live.add(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import socket
@@ -36,8 +37,8 @@ SECRET = b"0123456789abcdef"
 class Service:
     """A server of its own thread: verbs are the first bytes of a request."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.gate = asyncio.Event()
@@ -107,9 +108,13 @@ class Service:
         os.close(self.descriptor)
 
 
-@pytest.fixture
-def service() -> Iterator[Service]:
-    service = Service()
+LOOPS = [name for name in ("asyncio", "uvloop") if importlib.util.find_spec(name) is not None]
+"""Ray's actors run on uvloop wherever it is installed, which vLLM brings along."""
+
+
+@pytest.fixture(params=LOOPS)
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    service = Service(importlib.import_module(request.param).new_event_loop())
     yield service
     service.stop()
 
@@ -543,3 +548,34 @@ def test_another_users_process_is_refused(service: Service) -> None:
     assert len(service.seen) == 1
     assert subprocess.run(theirs, capture_output=True, text=True, check=True).stdout.strip() == "0"
     assert len(service.seen) == 1
+
+
+def test_a_transport_of_another_kind_of_loop_is_served(service: Service, tmp_path: Path) -> None:
+    """uvloop's are no subclass of asyncio's; this one is none either."""
+
+    class Foreign:
+        def __init__(self, transport: asyncio.Transport) -> None:
+            self._transport = transport
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._transport, name)
+
+    class Wrapping(asyncio.Protocol):
+        def __init__(self, inner: asyncio.Protocol) -> None:
+            self.inner = inner
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.inner.connection_made(Foreign(transport))  # type: ignore[arg-type]
+
+        def data_received(self, data: bytes) -> None:
+            self.inner.data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.inner.connection_lost(exc)
+
+    server = service.serve(str(tmp_path / "s.sock"))
+    path = str(tmp_path / "foreign.sock")
+    served = service.call(service.loop.create_unix_server(lambda: Wrapping(control_socket._Connection(server)), path))
+    with dial(f"unix:{path}") as client:
+        assert client.request(b"x", 5).payload == b"echo x"
+    service.loop.call_soon_threadsafe(served.close)  # type: ignore[attr-defined]
