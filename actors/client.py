@@ -89,12 +89,28 @@ class HolderClient:
         except BaseException:
             client.close()
             raise
+        self._put_back(client)
+        return reply
+
+    def tell(self, record: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Say what needs no reply, taken before whatever is asked after it. Raises HolderLost."""
+        with self._lock:
+            client = self._idle.pop() if self._idle else None
+        if client is None:
+            client = self._connect()
+        try:
+            client.tell(wire.encode(record), timeout_s)
+        except (ConnectionLost, RequestTimedOut) as error:
+            client.close()
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        self._put_back(client)
+
+    def _put_back(self, client: BlockingClient) -> None:
         with self._lock:
             if len(self._idle) < IDLE_CLIENTS_MAX and not self._closed:
                 self._idle.append(client)
-                return reply
+                return
         client.close()
-        return reply
 
     def call_many(self, records: Sequence[Any], expect: type[R], timeout_s: float) -> list[R]:
         """All requests at once over a connection of its own, their replies in order. Raises HolderLost."""

@@ -27,8 +27,9 @@ from ..fabric import wire
 from ..fabric.arena import Arena
 from ..fabric.kinds import FabricError, Reason, WireError
 from ..fabric.leases import LeasedSlots, read_refusal
-from ..fabric.messages import Done, LeaseGrant, LeasePart, Member, Release, Renew, Renewed, SlotRun
+from ..fabric.messages import LeaseGrant, LeasePart, Member, Release, Renew, Renewed, SlotRun
 from ..fabric.model import ModelSpec
+from ..fabric.requests import refusal_of
 from ..transport.link import host_identity
 from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
@@ -192,11 +193,18 @@ class Lease:
         return reply.refused
 
     def release(self, reused_tokens: int | None = None) -> None:
-        """End the lease. ``reused_tokens``: what was really used after a clean check. Idempotent."""
+        """End the lease; returns at once. ``reused_tokens``: what was really used after a clean check. Idempotent.
+
+        Raises FabricError for a number of tokens that is none.
+        """
         if self._released:
             return
+        message = Release(request_id(), self.grant.lease, reused_tokens)
+        refusal = refusal_of(message, self._model)
+        if refusal is not None:
+            raise FabricError(refusal)
         with contextlib.suppress(HolderLost):  # a holder that is gone keeps no pins
-            self._leader().call(Release(request_id(), self.grant.lease, reused_tokens), Done)
+            self._leader().tell(message)
         self.close()
 
     def close(self) -> None:

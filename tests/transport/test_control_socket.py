@@ -176,6 +176,43 @@ def test_a_blocking_client_pipelines_in_the_order_asked(service: Service, endpoi
     assert [answer.payload for answer in answers] == [b"wait 1", b"echo 2", b"wait 3", b"echo 4"]
 
 
+def test_what_is_told_is_taken_before_what_is_asked_next(service: Service, endpoint: str) -> None:
+    with dial(endpoint) as client:
+        for _ in range(3):
+            client.tell(b"told", 5)
+        assert client.request(b"asked", 5).payload == b"echo asked"
+        assert len(service.seen) == 4
+        client.tell(b"bug", 5)  # its failure is the server's to log
+        assert client.request(b"after", 5).payload == b"echo after"
+
+
+def test_replies_to_what_was_told_do_not_pile_up(service: Service, unix: str) -> None:
+    with dial(unix) as client:
+        for _ in range(100):
+            client.tell(b"size60000", 5)
+        assert client.request(b"asked", 5).payload == b"echo asked"
+    assert len(service.seen) == 101
+
+
+def test_what_was_told_is_taken_though_the_client_closes_at_once(service: Service, unix: str) -> None:
+    client = dial(unix)
+    for _ in range(20):
+        client.tell(b"told", 5)
+    client.close()
+    assert service.closings.acquire(timeout=5)
+    assert len(service.seen) == 20
+    with pytest.raises(ConnectionLost):
+        client.tell(b"late", 5)
+
+
+def test_telling_a_server_that_ended_says_so(service: Service, unix: str) -> None:
+    client = dial(unix)
+    service.call(service.servers[-1].close())
+    with pytest.raises(ConnectionLost):
+        for _ in range(3):
+            client.tell(b"told", 5)
+
+
 def test_requests_beyond_the_bound_wait_unread(service: Service, unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "IN_FLIGHT_MAX", 8)
     with dial(unix) as client:
