@@ -206,10 +206,13 @@ def test_what_was_told_is_taken_though_the_client_closes_at_once(service: Servic
 
 
 def test_telling_a_server_that_ended_says_so(service: Service, unix: str) -> None:
-    client = dial(unix)
-    service.call(service.servers[-1].close())
-    with pytest.raises(ConnectionLost):
-        for _ in range(3):
+    with dial(unix) as client:
+        client.tell(b"told", 5)
+        service.call(service.servers[-1].close())
+        until = time.monotonic() + 5
+        while client.alive and time.monotonic() < until:
+            time.sleep(0.001)
+        with pytest.raises(ConnectionLost):
             client.tell(b"told", 5)
 
 
