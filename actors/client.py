@@ -37,11 +37,57 @@ def request_id() -> str:
     return uuid.uuid4().hex
 
 
-class HolderClient:
+class _Line:
+    """A way to one life of one holder: asks it in the newest schema that both know."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._schema = wire.spoken_with(member.schema)
+
+    def _connect_to(self, endpoint: str, secret: bytes | None = None) -> BlockingClient:
+        try:
+            return BlockingClient.connect(endpoint, secret=secret)
+        except FabricError as error:
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+
+    def _request_many(self, client: BlockingClient, records: Sequence[Any], timeout_s: float) -> list[Answer]:
+        try:
+            return client.request_many([wire.encode(record, self._schema) for record in records], timeout_s)
+        except ConnectionLost as error:
+            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        except RequestTimedOut as error:
+            raise HolderSilent(f"holder {self.member.address}: {error}") from None
+
+    def _request(self, client: BlockingClient, record: Any, timeout_s: float) -> Answer:
+        return self._request_many(client, [record], timeout_s)[0]
+
+
+class FarHolder(_Line):
+    """A connection to one life of a holder of another node, over TCP: it answers questions, its memory is not mapped."""
+
+    def __init__(self, member: Member, door_secret: bytes) -> None:
+        super().__init__(member)
+        self._client = self._connect_to(member.tcp, door_secret)
+
+    def call(self, record: Any, expect: type[R], timeout_s: float = REQUEST_TIMEOUT_S) -> R:
+        """Ask and wait. Raises HolderLost, or FabricError where the request makes no sense."""
+        return expect_reply(wire.decode(self._request(self._client, record, timeout_s).payload), expect)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection still stands; no call is made."""
+        return self._client.alive
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+class HolderClient(_Line):
     """Connections to one life of one holder on this node. Thread-safe."""
 
     def __init__(self, member: Member, clock: Clock = MONOTONIC) -> None:
-        self.member = member
+        super().__init__(member)
         self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[BlockingClient] = []
@@ -54,10 +100,7 @@ class HolderClient:
             raise
 
     def _connect(self) -> BlockingClient:
-        try:
-            return BlockingClient.connect(self.member.unix)
-        except FabricError as error:
-            raise HolderLost(f"holder {self.member.address}: {error}") from None
+        return self._connect_to(self.member.unix)
 
     def _map(self) -> tuple[Arena, int]:
         answer = self._request(self._main, ArenaRequest("arena"), REQUEST_TIMEOUT_S)
@@ -116,11 +159,7 @@ class HolderClient:
         """All requests at once over a connection of its own, their replies in order. Raises HolderLost."""
         client = self._connect()
         try:
-            answers = client.request_many([wire.encode(record) for record in records], timeout_s)
-        except ConnectionLost as error:
-            raise HolderLost(f"holder {self.member.address}: {error}") from None
-        except RequestTimedOut as error:
-            raise HolderSilent(f"holder {self.member.address}: {error}") from None
+            answers = self._request_many(client, records, timeout_s)
         finally:
             client.close()
         return [expect_reply(wire.decode(answer.payload), expect) for answer in answers]
@@ -139,14 +178,6 @@ class HolderClient:
         for fd in answer.descriptors:
             os.close(fd)
         return expect_reply(wire.decode(answer.payload), expect)
-
-    def _request(self, client: BlockingClient, record: Any, timeout_s: float) -> Answer:
-        try:
-            return client.request(wire.encode(record), timeout_s)
-        except ConnectionLost as error:
-            raise HolderLost(f"holder {self.member.address}: {error}") from None
-        except RequestTimedOut as error:
-            raise HolderSilent(f"holder {self.member.address}: {error}") from None
 
     def writable(self, attempt: int, slots: list[int]) -> WritableSlots:
         """The attempt's own slots, mapped for writing."""

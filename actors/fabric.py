@@ -19,7 +19,7 @@ from ..fabric.ranking import NodeRank
 from . import ray_api
 from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
-from .info import FabricInfo
+from .info import INFO_SCHEMA, FabricInfo
 from .session import Session
 from .shards import DIRECTORY_SHARDS_MAX
 from .spec import FabricSpec
@@ -76,13 +76,10 @@ class Fabric:
 
     def info(self) -> FabricInfo:
         """What a process learns when it connects."""
-        return FabricInfo.decode(ray_api.call(self._supervisor.describe.remote()), ray_api.my_node())
+        return FabricInfo.decode(ray_api.call(self._supervisor.describe.remote(INFO_SCHEMA)), ray_api.my_node())
 
     def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
-        """Where to send a request: :meth:`Session.rank` of a session of this process's node.
-
-        Without a holder on this node nothing can be asked: every node is then told with 0 tokens.
-        """
+        """Where to send a request, from whatever node: see :meth:`Session.rank`."""
         if self._session is None:
             self._session = connect(self.name)
         return self._session.rank(tokens, **key)
@@ -245,7 +242,7 @@ def connect(
             raise FabricError(
                 f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one"
             )
-        return FabricInfo.decode(ray_api.call(supervisor.describe.remote()), node)
+        return FabricInfo.decode(ray_api.call(supervisor.describe.remote(INFO_SCHEMA)), node)
 
     return Session(resolve, name=name, weights_revision=weights_revision, passport=passport, gpu=gpu)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..fabric.kinds import FabricError
 from ..fabric.model import ModelSpec
-from .client import HolderClient, HolderLost
+from .client import FarHolder, HolderClient, HolderLost
 from .clock import Clock
 from .info import FabricInfo
 
 T = TypeVar("T")
 
 REFRESH_S = 0.5
+FAR_TRIED_MAX = 3
 
 
 class Holders:
@@ -32,6 +33,7 @@ class Holders:
         self._clock = clock
         self._lock = threading.RLock()
         self._clients: dict[str, HolderClient] = {}
+        self._far: dict[str, FarHolder] = {}
         self.info = resolve()
         self._resolved_s = time.monotonic()
         self.readers = self._of_this_node()
@@ -80,6 +82,45 @@ class Holders:
                 client = self._clients[address] = HolderClient(member, self._clock)
             return client
 
+    def anyone(
+        self, question: Callable[[tuple[str, ...]], Any], expect: type[T], timeout_s: float
+    ) -> tuple[T, tuple[str, ...]]:
+        """Ask the leader of this node, or else of another that has a holder for each shard. Raises HolderLost.
+
+        ``question`` is made for the holders of the node asked, the leader first; they come back with the reply.
+        """
+        lost: HolderLost | None = None
+        if "" not in self.readers:
+            try:
+                return self.again(
+                    lambda: (
+                        self.client(self.readers[0]).call_apart(question(self.readers), expect, timeout_s),
+                        self.readers,
+                    )
+                )
+            except HolderLost as error:
+                lost = error
+        nodes = self.by_node()
+        for node in sorted(set(nodes) - {self.info.node})[:FAR_TRIED_MAX]:
+            try:
+                return self.far(nodes[node][0]).call(question(nodes[node]), expect, timeout_s), nodes[node]
+            except HolderLost as error:
+                lost = error
+        raise lost or HolderLost("no node of the fabric has a holder for each shard")
+
+    def far(self, address: str) -> FarHolder:
+        """A connection to a holder of another node. Raises HolderLost."""
+        with self._lock:
+            member = next((m for m in self.info.members if m.address == address), None)
+            if member is None or not self.info.door_secret:
+                raise HolderLost(f"holder {address!r} is not to be reached from this node")
+            far = self._far.get(address)
+            if far is None or far.member != member or not far.alive:
+                if far is not None:
+                    far.close()
+                far = self._far[address] = FarHolder(member, self.info.door_secret)
+            return far
+
     def again(self, work: Callable[[], T]) -> T:
         """Run, and once more after asking where the holders are now. Raises HolderLost in the end.
 
@@ -112,4 +153,7 @@ class Holders:
         with self._lock:
             for client in self._clients.values():
                 client.close()
+            for far in self._far.values():
+                far.close()
             self._clients.clear()
+            self._far.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
 
@@ -13,7 +13,8 @@ from ..fabric.messages import Member
 from ..fabric.model import ModelSpec
 from .spec import FabricSpec
 
-INFO_SCHEMA = 1
+INFO_SCHEMA = 2
+"""1: without the door's secret, members as wire schema 1 has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,16 @@ class FabricInfo:
     weights: str
     members: tuple[Member, ...]
     node: str
+    door_secret: bytes = field(default=b"", repr=False)
+    """What a holder's TCP door asks proof of; empty where the fabric is of an older schema."""
 
-    def encode(self) -> bytes:
-        """Bytes for another process, with this one's join vector."""
-        members = [wire.encode_plain(member) for member in self.members]
+    def encode(self, schema: int = INFO_SCHEMA) -> bytes:
+        """Bytes for another process that reads ``schema``, with this one's join vector. Raises WireError for another."""
+        _check(schema)
+        members = [wire.encode_plain(member, schema) for member in self.members]
         vector = join_vector(self.spec.model)
-        plain = [INFO_SCHEMA, self.name, self.spec.model_dump_json(), self.weights, members, vector]
-        return bytes(msgpack.packb(plain))
+        plain = [schema, self.name, self.spec.model_dump_json(), self.weights, members, vector]
+        return bytes(msgpack.packb(plain if schema == 1 else [*plain, self.door_secret]))
 
     @classmethod
     def decode(cls, raw: bytes, node: str) -> FabricInfo:
@@ -40,15 +44,19 @@ class FabricInfo:
         Raises FabricError where this process computes other digests than the fabric.
         """
         try:
-            schema, name, spec, weights, members, vector = msgpack.unpackb(raw, raw=False)
+            schema, name, spec, weights, members, vector, *more = msgpack.unpackb(raw, raw=False)
         except (ValueError, TypeError, msgpack.UnpackException):
             raise WireError("fabric info: not a record") from None
-        if schema != INFO_SCHEMA:
-            raise WireError(f"fabric info: schema {schema} found, this version reads {INFO_SCHEMA}")
+        _check(schema)
         known = tuple(wire.decode_plain(Member, m) for m in members)
         known_spec = FabricSpec.model_validate_json(spec)
         check_vector(vector, known_spec.model, "this process")
-        return cls(name, known_spec, weights, known, node)
+        return cls(name, known_spec, weights, known, node, bytes(more[0]) if more else b"")
+
+
+def _check(schema: int) -> None:
+    if schema not in (INFO_SCHEMA - 1, INFO_SCHEMA):
+        raise WireError(f"fabric info: schema {schema} found, this version reads {INFO_SCHEMA - 1}, {INFO_SCHEMA}")
 
 
 def check_vector(vector: bytes, model: ModelSpec, who: str) -> None:

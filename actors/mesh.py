@@ -16,7 +16,7 @@ from typing import Any
 from ..fabric import wire
 from ..fabric.kinds import FabricError
 from ..fabric.messages import Done, Member, Members, PeerHello
-from ..transport.challenge import peer_proof
+from ..transport.challenge import door_secret, peer_proof
 from ..transport.control_client import AsyncClient
 from ..transport.link import host_identity
 
@@ -90,7 +90,7 @@ class Mesh:
         if peer is None:
             raise FabricError(f"{to} is not a member of this fabric")
         client = await peer.client()
-        answer = await client.request(wire.encode(record), timeout_s)
+        answer = await client.request(peer.encode(record), timeout_s)
         return wire.decode(answer.payload)
 
     def _peer(self, to: str) -> _Peer | None:
@@ -105,6 +105,7 @@ class Mesh:
                 to,
                 endpoint,
                 hello,
+                schema=wire.spoken_with(member.schema),
                 secret=self._secret,
                 undeliverable=self._undeliverable,
                 replied=self._replied,
@@ -132,6 +133,7 @@ class _Peer:
         endpoint: str,
         hello: PeerHello,
         *,
+        schema: int,
         secret: bytes,
         undeliverable: Callable[[str, Any], None],
         replied: Callable[[str, Any], None],
@@ -140,6 +142,7 @@ class _Peer:
         self.address = address
         self._endpoint = endpoint
         self._hello = hello
+        self._schema = schema
         self._secret = secret
         self._undeliverable = undeliverable
         self._queue: asyncio.Queue[Any] = asyncio.Queue(QUEUE_MAX)
@@ -162,6 +165,10 @@ class _Peer:
     async def flushed(self) -> None:
         await self._queue.join()
 
+    def encode(self, record: Any) -> bytes:
+        """The record as this peer reads it. Raises WireError for one that its schema has no words for."""
+        return wire.encode(record, self._schema)
+
     async def client(self) -> AsyncClient:
         """The connection, made and proven when needed. Raises FabricError if the peer cannot be reached."""
         async with self._connecting:
@@ -169,10 +176,10 @@ class _Peer:
                 if self._client is not None:
                     await self._client.close()
                     self._client = None
-                secret = None if self._endpoint.startswith("unix:") else self._secret
+                secret = None if self._endpoint.startswith("unix:") else door_secret(self._secret)
                 client = await AsyncClient.connect(self._endpoint, secret=secret, timeout_s=SEND_TIMEOUT_S)
                 try:
-                    answer = await client.request(wire.encode(self._hello), SEND_TIMEOUT_S)
+                    answer = await client.request(self.encode(self._hello), SEND_TIMEOUT_S)
                     if not isinstance(wire.decode(answer.payload), Done):
                         raise FabricError("it takes us for no peer of its fabric")
                     if self._stopped:
@@ -188,7 +195,7 @@ class _Peer:
             record = await self._queue.get()
             try:
                 client = await self.client()
-                answer = await client.request(wire.encode(record), SEND_TIMEOUT_S)
+                answer = await client.request(self.encode(record), SEND_TIMEOUT_S)
                 if answer.payload:
                     self._replied(self.address, wire.decode(answer.payload))
             except FabricError as error:

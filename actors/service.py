@@ -21,7 +21,7 @@ from ..fabric.messages import Done, Member, Members, Misuse, PeerHello, StatusRe
 from ..fabric.model import ModelSpec
 from ..fabric.requests import refusal_of
 from ..fabric.supervisor import SUPERVISOR, is_supervisor_message
-from ..transport.challenge import peer_proof
+from ..transport.challenge import door_secret, peer_proof
 from ..transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
 from ..transport.link import host_identity
 from .clock import MONOTONIC, Clock
@@ -41,6 +41,30 @@ def _name_of(record: Any) -> str:
 
 def _client_of(conn: ConnectionInfo) -> str:
     return f"{TCP_CLIENT if conn.pid is None else UNIX_CLIENT}{conn.connection_id}"
+
+
+def older(reply: bytes, schema: int) -> bytes:
+    """A reply as an older schema has it; where that has no words for it, a Misuse that says so."""
+    if not reply:
+        return reply
+    record = wire.decode(reply)
+    try:
+        return wire.encode(record, schema)
+    except WireError as error:
+        return wire.encode(Misuse(_name_of(record), str(error)), schema)
+
+
+def _in_schema(reply: Reply | Awaitable[Reply], schema: int) -> Reply | Awaitable[Reply]:
+    if isinstance(reply, bytes):
+        return older(reply, schema)
+    if isinstance(reply, tuple):
+        return older(reply[0], schema), reply[1]
+
+    async def later() -> Reply:
+        ready = await reply
+        return older(ready, schema) if isinstance(ready, bytes) else (older(ready[0], schema), ready[1])
+
+    return later()
 
 
 class Service:
@@ -138,9 +162,18 @@ class Service:
         name = f"@kvfabric/{self.fabric}/{self.address}/{self.incarnation}/{self.node[:12]}"
         unix = await serve_unix(name, self._serve, closed=self._closed)
         host = self.host or socket.gethostbyname(socket.gethostname())
-        tcp = await serve_tcp(host, 0, self._secret, self._serve, closed=self._closed)
+        tcp = await serve_tcp(host, 0, door_secret(self._secret), self._serve, closed=self._closed)
         self._servers = [unix, tcp]
-        return Member(self.address, self.incarnation, self.node, host_identity(), unix.endpoint, tcp.endpoint, shards)
+        return Member(
+            self.address,
+            self.incarnation,
+            self.node,
+            host_identity(),
+            unix.endpoint,
+            tcp.endpoint,
+            shards,
+            wire.SCHEMA,
+        )
 
     async def close(self) -> None:
         """Stop listening and let every connection go."""
@@ -163,10 +196,15 @@ class Service:
         self.client_closed(client)
 
     def _serve(self, conn: ConnectionInfo, frame: bytes) -> Reply | Awaitable[Reply]:
+        """Answer a frame in the schema it came in."""
         try:
-            record = wire.decode(frame)
+            schema, record = wire.read(frame)
         except WireError as error:
             return self._refuse("", str(error))
+        reply = self._answer(conn, record)
+        return reply if schema == wire.SCHEMA else _in_schema(reply, schema)
+
+    def _answer(self, conn: ConnectionInfo, record: Any) -> Reply | Awaitable[Reply]:
         peer = self._peers.get(conn.connection_id)
         if peer is not None:
             return self._from_peer(peer, record)
@@ -251,7 +289,7 @@ class Service:
         Raises FabricError if no reply comes within two minutes.
         """
         try:
-            record = wire.decode(frame)
+            schema, record = wire.read(frame)
         except WireError as error:
             return self._refuse("", str(error))
         taken = self._take(HANDLE_CLIENT, record)
@@ -261,4 +299,5 @@ class Service:
             except TimeoutError:
                 self._waiting.pop((HANDLE_CLIENT, _name_of(record)), None)
                 raise FabricError(f"{self.address}: no reply within {HANDLE_TIMEOUT_S:.0f} s") from None
-        return taken if isinstance(taken, bytes) else taken[0]
+        reply = taken if isinstance(taken, bytes) else taken[0]
+        return reply if schema == wire.SCHEMA else older(reply, schema)

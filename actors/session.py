@@ -58,6 +58,7 @@ Bytes = npt.NDArray[np.uint8]
 ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
 
 ACQUIRE_TIMEOUT_S = 150.0
+RANK_TIMEOUT_S = 10.0
 MARK_S = 5.0
 """How long a look-up insists on seeing this session's own write: later the directory knows it or was restarted."""
 
@@ -403,10 +404,20 @@ class Session:
         return [self._answer(reply) for reply in replies]
 
     def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
-        """Every node that has a holder for each shard, best first: how far it could resume, what must be moved."""
+        """Every node that has a holder for each shard, best first: how far it could resume, what must be moved to it.
+
+        Any node's holder can be asked, so a router needs none on its own. Where none answers, all have 0 tokens.
+        """
         message = self._acquire(self._prompts.keys(tokens, key), probe=True, explain=True)
-        reply = self._ask(message, ACQUIRE_TIMEOUT_S)
-        view = View(self.model, message.prompt, message.abis, message.readers)
+
+        def asked(readers: tuple[str, ...]) -> Acquire:
+            return replace(message, readers=readers, request=request_id())
+
+        try:
+            reply, readers = self._holders.anyone(asked, WireAnswer, RANK_TIMEOUT_S)
+        except HolderLost:
+            reply, readers = self._nobody(message), message.readers
+        view = View(self.model, message.prompt, message.abis, readers)
         view.columns = {(c.holder, c.group, c.shard): c for c in reply.columns}
         view.unreachable, view.evicted = set(reply.unreachable), dict(reply.evicted)
         return rank_nodes(view, self._holders.by_node())
@@ -463,9 +474,13 @@ class Session:
         try:
             return self._holders.again(ask)
         except HolderLost:
-            group = self.model.groups[0]
-            cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
-            return WireAnswer(message.request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
+            return self._nobody(message)
+
+    def _nobody(self, message: Acquire) -> WireAnswer:
+        """The answer where there is no holder to ask."""
+        group = self.model.groups[0]
+        cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
+        return WireAnswer(message.request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
 
     def _answer(self, reply: WireAnswer, request: str = "") -> Answer:
         lease = None if reply.grant is None else self._lease(reply.grant)

@@ -39,6 +39,7 @@ from ..fabric.supervisor import (
     Tick,
     Wanted,
 )
+from ..transport.challenge import door_secret
 from . import ray_api
 from .clock import Clock
 from .directory import Directory
@@ -328,10 +329,10 @@ class Supervisor(Rehearsed):
             except TimeoutError:
                 continue
 
-    async def describe(self) -> bytes:
-        """A FabricInfo record, for a process that connects."""
+    async def describe(self, schema: int = 1) -> bytes:
+        """A FabricInfo record, for a process that connects and reads ``schema``."""
         members = self.core.members().members
-        return FabricInfo(self.fabric, self.spec, self.weights, members, "").encode()
+        return FabricInfo(self.fabric, self.spec, self.weights, members, "", door_secret(self.secret)).encode(schema)
 
     async def _told(self) -> None:
         """Wait until everyone who is up took what was sent. Who does not in time loses its right to grant."""

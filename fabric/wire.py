@@ -2,8 +2,11 @@
 
 A record is declared with ``@record(number)``. Its codec is compiled from the type hints once, so
 decoding checks every field's type on the way in: what a peer or a disk sent is data, never code.
-Bitmaps (annotated ``Bits``) are ints of any size. Schema N reads N-1: a field that a record gained
-has a default and stands last, so that a shorter record of the older schema still decodes.
+Bitmaps (annotated ``Bits``) are ints of any size.
+
+Schema N reads and writes N-1 too: a field that schema N gained is declared with :func:`added`, has a
+default and stands last; a record it gained says so in ``@record``. A peer is spoken to in its own
+schema, which its frames and its ``Member`` record bear. Any other schema is refused with both numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from .run_encoding import (
     unpack_versions,
 )
 
-SCHEMA = 1
+SCHEMA = 2
 SCHEMAS_READ = tuple(range(max(1, SCHEMA - 1), SCHEMA + 1))
 FRAME_BYTES_MAX = 64 << 20
 
@@ -45,30 +48,51 @@ T = TypeVar("T")
 
 _by_number: dict[int, type] = {}
 _number_of: dict[type, int] = {}
-_codecs: dict[type, Codec] = {}
+_since: dict[type, int] = {}
+_codecs: dict[tuple[Any, int], Codec] = {}
 
 
-def record(number: int) -> Callable[[type[T]], type[T]]:
-    """Declare a dataclass as wire record ``number``; numbers are never reused."""
+def added(schema: int, default: T) -> T:
+    """The default of a field that records of ``schema`` and later bear."""
+    field: T = dataclasses.field(default=default, metadata={"since": schema})
+    return field
+
+
+def record(number: int, *, since: int = 1) -> Callable[[type[T]], type[T]]:
+    """Declare a dataclass as wire record ``number``, known from schema ``since`` on; numbers are never reused."""
 
     def register(cls: type[T]) -> type[T]:
         if number in _by_number:
             raise WireError(f"record number {number} stands for {_by_number[number].__name__} already")
         _by_number[number] = cls
         _number_of[cls] = number
+        _since[cls] = since
         return cls
 
     return register
 
 
-def encode(message: Any) -> bytes:
-    """Bytes of a record. Raises KeyError for a class that is none."""
+def spoken_with(peer_schema: int) -> int:
+    """The schema to speak with a peer of this one: its own, as far as this version knows it."""
+    return min(SCHEMA, peer_schema)
+
+
+def encode(message: Any, schema: int = SCHEMA) -> bytes:
+    """Bytes of a record, as ``schema`` has it. Raises KeyError for a class that is none, WireError for another schema."""
     cls = type(message)
-    return bytes(msgpack.packb([SCHEMA, _number_of[cls], _codec(cls)[0](message)], use_bin_type=True))
+    _check(schema)
+    if _since[cls] > schema:
+        raise WireError(f"{cls.__name__} is of schema {_since[cls]}, the peer speaks {schema}")
+    return bytes(msgpack.packb([schema, _number_of[cls], _codec(cls, schema)[0](message)], use_bin_type=True))
 
 
 def decode(frame: bytes | memoryview) -> Any:
     """The record in ``frame``. Raises WireError for anything that is none of a known schema."""
+    return read(frame)[1]
+
+
+def read(frame: bytes | memoryview) -> tuple[int, Any]:
+    """The schema of a frame and the record in it. Raises WireError as :func:`decode`."""
     if len(frame) > FRAME_BYTES_MAX:
         raise WireError(f"{len(frame)} bytes are more than a frame's {FRAME_BYTES_MAX}")
     try:
@@ -78,18 +102,23 @@ def decode(frame: bytes | memoryview) -> Any:
     if not (isinstance(plain, list) and len(plain) == 3 and type(plain[0]) is int and type(plain[1]) is int):
         raise WireError("not a record: the envelope is [schema, number, fields]")
     schema, number, fields = plain
-    if schema not in SCHEMAS_READ:
-        raise WireError(f"schema {schema} found, this version reads {', '.join(map(str, SCHEMAS_READ))}")
+    _check(schema)
     cls = _by_number.get(number)
-    if cls is None:
+    if cls is None or _since[cls] > schema:
         raise WireError(f"record {number} is not known in schema {schema}")
     begin_frame()
-    return _codec(cls)[1](fields)
+    return schema, _codec(cls, schema)[1](fields)
 
 
-def encode_plain(value: Any) -> bytes:
-    """Bytes of a dataclass that is no record of its own: the reader must know which one it is."""
-    return bytes(msgpack.packb([SCHEMA, 0, _codec(type(value))[0](value)], use_bin_type=True))
+def _check(schema: int) -> None:
+    if schema not in SCHEMAS_READ:
+        raise WireError(f"schema {schema} found, this version reads {', '.join(map(str, SCHEMAS_READ))}")
+
+
+def encode_plain(value: Any, schema: int = SCHEMA) -> bytes:
+    """Bytes of a dataclass that is no record of its own, as ``schema`` has it: the reader must know which one it is."""
+    _check(schema)
+    return bytes(msgpack.packb([schema, 0, _codec(type(value), schema)[0](value)], use_bin_type=True))
 
 
 def decode_plain(cls: type[T], frame: bytes) -> T:
@@ -102,24 +131,24 @@ def decode_plain(cls: type[T], frame: bytes) -> T:
     if schema not in SCHEMAS_READ or number != 0:
         raise WireError(f"not a {cls.__name__}: schema {schema!r}, record {number!r}")
     begin_frame()
-    return typing.cast("T", _codec(cls)[1](fields))
+    return typing.cast("T", _codec(cls, schema)[1](fields))
 
 
-def _codec(hint: Any) -> Codec:
-    known = _codecs.get(hint)
+def _codec(hint: Any, schema: int) -> Codec:
+    known = _codecs.get((hint, schema))
     if known is None:
-        known = _codecs[hint] = _compile(hint)
+        known = _codecs[hint, schema] = _compile(hint, schema)
     return known
 
 
-def _compile(hint: Any) -> Codec:
+def _compile(hint: Any, schema: int) -> Codec:
     if dataclasses.is_dataclass(hint):
-        return _compile_record(typing.cast(type, hint))
+        return _compile_record(typing.cast(type, hint), schema)
     annotated = _ANNOTATED.get(hint)
     if annotated is not None:
         return annotated
     if isinstance(hint, NewType):
-        return _codec(hint.__supertype__)
+        return _codec(hint.__supertype__, schema)
     if hint is float:
         return _same, _float
     if hint in (int, str, bytes, bool):
@@ -128,21 +157,20 @@ def _compile(hint: Any) -> Codec:
         return _value, _enum(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _compile_optional(args)
+        return _compile_optional(args, schema)
     if origin is tuple:
-        return _compile_tuple(args)
+        return _compile_tuple(args, schema)
     if origin is dict:
-        return _compile_dict(args)
+        return _compile_dict(args, schema)
     raise WireError(f"no codec for a field of type {hint}")
 
 
-def _compile_record(cls: type) -> Codec:
+def _compile_record(cls: type, schema: int) -> Codec:
     hints = get_type_hints(cls, include_extras=True)
-    names = [f.name for f in dataclasses.fields(cls)]
-    codecs = [_codec(hints[name]) for name in names]
-    required = sum(
-        f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in dataclasses.fields(cls)
-    )
+    fields = [f for f in dataclasses.fields(cls) if f.metadata.get("since", 1) <= schema]
+    names = [f.name for f in fields]
+    codecs = [_codec(hints[name], schema) for name in names]
+    required = sum(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
     pairs = [(name, pack) for name, (pack, _) in zip(names, codecs, strict=True)]
     unpackers = [unpack for _, unpack in codecs]
 
@@ -160,20 +188,20 @@ def _compile_record(cls: type) -> Codec:
     return pack, unpack
 
 
-def _compile_optional(args: tuple[Any, ...]) -> Codec:
+def _compile_optional(args: tuple[Any, ...], schema: int) -> Codec:
     inner = [a for a in args if a is not type(None)]
     if len(inner) != 1 or len(args) != 2:
         raise WireError(f"no codec for a union of {args}")
-    pack, unpack = _codec(inner[0])
+    pack, unpack = _codec(inner[0], schema)
     return (
         lambda value: None if value is None else pack(value),
         lambda plain: None if plain is None else unpack(plain),
     )
 
 
-def _compile_tuple(args: tuple[Any, ...]) -> Codec:
+def _compile_tuple(args: tuple[Any, ...], schema: int) -> Codec:
     if len(args) == 2 and args[1] is Ellipsis:
-        pack, unpack = _codec(args[0])
+        pack, unpack = _codec(args[0], schema)
         if pack is _same:
             if args[0] in (int, str, bytes, bool):
                 return list, _all_exactly(args[0])
@@ -182,7 +210,7 @@ def _compile_tuple(args: tuple[Any, ...]) -> Codec:
             lambda value: [pack(v) for v in value],
             lambda plain: tuple([unpack(v) for v in _list(plain)]),
         )
-    codecs = [_codec(a) for a in args]
+    codecs = [_codec(a, schema) for a in args]
 
     def unpack_fixed(plain: Any) -> Any:
         if len(_list(plain)) != len(codecs):
@@ -192,8 +220,8 @@ def _compile_tuple(args: tuple[Any, ...]) -> Codec:
     return lambda value: [p(v) for (p, _), v in zip(codecs, value, strict=True)], unpack_fixed
 
 
-def _compile_dict(args: tuple[Any, ...]) -> Codec:
-    (pack_key, unpack_key), (pack_value, unpack_value) = _codec(args[0]), _codec(args[1])
+def _compile_dict(args: tuple[Any, ...], schema: int) -> Codec:
+    (pack_key, unpack_key), (pack_value, unpack_value) = _codec(args[0], schema), _codec(args[1], schema)
 
     def unpack(plain: Any) -> Any:
         if type(plain) is not list:

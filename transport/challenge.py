@@ -81,6 +81,14 @@ class ClientChallenge:
             raise ChallengeFailed("the server does not know the cluster's secret")
 
 
+def door_secret(secret: bytes) -> bytes:
+    """What a process's TCP door asks proof of: derived from the cluster's secret, which it does not tell.
+
+    Clients are given it and may ask what any client may; to speak as a peer takes the secret itself.
+    """
+    return hmac.digest(secret, b"door", "sha256")
+
+
 def peer_proof(secret: bytes, sender: str, receiver: str, incarnation: int) -> bytes:
     """What shows one life of ``receiver`` that ``sender`` is of its own fabric, on a connection of any kind.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..wire import record
+from ..wire import added, record
 
 
 @record(50)
@@ -58,7 +58,7 @@ class SetMode:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the fabric: its address, its life, where it listens."""
+    """One process of the fabric: its address, its life, where it listens, the newest schema it speaks."""
 
     address: str
     incarnation: int
@@ -67,6 +67,7 @@ class Member:
     unix: str
     tcp: str
     shards: tuple[int, ...]
+    schema: int = added(2, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import kvfabric
 from kvfabric import Fabric, Session, Status
@@ -42,6 +43,22 @@ def test_a_router_is_told_where_the_state_is(fabric: Fabric, session: Session) -
     assert (ranks[0].node, ranks[0].tokens, ranks[0].local_tokens, ranks[0].cost_bytes) == (here, 64, 64, 0)
     assert (ranks[1].tokens, ranks[1].local_tokens) == (64, 0)
     assert ranks[1].move_bytes > 0
+
+
+def test_a_router_on_a_node_without_a_holder_is_told_the_same(fabric: Fabric, session: Session) -> None:
+    tokens = prompt("ranked from outside")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    info = fabric.info()
+    elsewhere = replace(info, node="a node of routers")
+    expected = session.rank(tokens)
+    assert (expected[0].node, expected[0].cost_bytes) == (info.node, 0)
+    assert expected[1].move_bytes > 0
+    with Session(lambda: elsewhere, name=MAIN) as router:
+        assert eventually(lambda: router.rank(tokens), lambda ranks: ranks == expected) == expected
+        assert router.acquire(tokens).status is Status.MISS, "a lease is of this node's memory, and there is none"
+    stranger = replace(elsewhere, door_secret=bytes(32))
+    with Session(lambda: stranger, name=MAIN) as router:
+        assert [rank.tokens for rank in router.rank(tokens)] == [0, 0]
 
 
 def test_a_session_elsewhere_sees_what_this_one_wrote_by_its_mark(session: Session, away: Away) -> None:
