@@ -121,12 +121,19 @@ class ControlServer:
     def _protocol(self) -> _Connection:
         return _Connection(self)
 
+    @property
+    def closed_down(self) -> bool:
+        """Whether the server was started and has ended."""
+        return self._server is None
+
     async def close(self) -> None:
         """Stop listening and end every connection; ``closed`` is called for each. Idempotent."""
-        if self._server is None:
+        server, self._server = self._server, None
+        if server is None:
             return
-        self._server.close()
-        self._server = None
+        # What was accepted a moment ago has no transport yet, and asyncio would never close it: let it get one.
+        await asyncio.sleep(0)
+        server.close()
         endings = [connection.ended for connection in self.live]
         for connection in list(self.live):
             connection.abort()
@@ -213,6 +220,8 @@ class _Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         server = self._server
         server.live.add(self)
+        if server.closed_down:  # accepted just before the end
+            return self.abort()
         raw = transport.get_extra_info("socket")
         if server.connections > CONNECTIONS_MAX:
             return self._refuse("too many connections")
