@@ -11,7 +11,11 @@ from .lease import Lease
 
 @dataclass(slots=True)
 class Answer:
-    """What an acquire or probe found. Expected outcomes are values; ``lease`` is None without one."""
+    """What an acquire or probe found. Expected outcomes are values; ``lease`` is None without one.
+
+    ``replay_from``: the lease has history up to ``tokens`` and no windows or tails: run the model over
+    [replay_from, tokens), write only those, and go on at ``tokens``. What they are there is then exact.
+    """
 
     status: Status
     tokens: int

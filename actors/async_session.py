@@ -49,6 +49,10 @@ class AsyncSession:
         """See :meth:`Session.prefetch`."""
         return await self._run(self.session.prefetch, tokens, **kwargs)
 
+    async def computed(self, tokens: int, seconds: float, *, replay: bool = False) -> None:
+        """See :meth:`Session.computed`."""
+        await self._run(self.session.computed, tokens, seconds, replay=replay)
+
     async def park(self, lease: Lease) -> Parked:
         """See :meth:`Session.park`."""
         return await self._run(self.session.park, lease)

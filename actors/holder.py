@@ -66,6 +66,7 @@ from ..fabric.messages import (
     SlotsRequest,
     WriteSlots,
 )
+from ..policies.planning import planning_of
 from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
 from ..transport.disk.faults import DiskFault
@@ -132,7 +133,14 @@ class Holder(Service):
             attempt_ttl_s=spec.attempt_ttl_s,
             **restore_settings(spec.disk),
         )
-        self.core = HolderCore(config, spec.model, self.memory.arena, self.incarnation, setup["weights"])
+        self.core = HolderCore(
+            config,
+            spec.model,
+            self.memory.arena,
+            self.incarnation,
+            setup["weights"],
+            planning=planning_of(spec.model, spec.costs.guess()),
+        )
         self.door = TransferDoor(self.core) if spec.testing else None
         self.disk = disk_tier(
             spec, self.memory, self._from_disk, fabric=self.fabric, address=self.address, node=self.node

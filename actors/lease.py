@@ -132,6 +132,11 @@ class Lease:
         return self.grant.tokens
 
     @property
+    def replay_from(self) -> int | None:
+        """From where windows and tails must be computed again before anything resumes; None where all are leased."""
+        return self.grant.replay_from
+
+    @property
     def fence(self) -> int:
         """The leader's fence: grows with every lease of a holder's life."""
         return self._leader_part.fence

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..fabric.expected import Work
 from ..fabric.explanation import Explanation
 from ..fabric.growth import retired_by_growth
 from ..fabric.identity import PromptKeys
@@ -28,6 +29,7 @@ from ..fabric.memo import Remembered
 from ..fabric.messages import (
     Acquire,
     Cancel,
+    Computed,
     Done,
     LeaseGrant,
     Mark,
@@ -345,6 +347,15 @@ class Session:
         probed = self._acquire(self._prompts.keys(tokens, key), probe=True, priority=priority, deadline_s=by_s)
         message = replace(probed, prefetch=True)
         return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S), message.request)
+
+    def computed(self, tokens: int, seconds: float, *, replay: bool = False) -> None:
+        """Tell how long computing so many tokens took: by prefill, or by a replay of windows and tails.
+
+        A fabric whose model says ``plan: cost`` weighs transfers and restores against it.
+        """
+        work = Work.REPLAY if replay else Work.PREFILL
+        with contextlib.suppress(HolderLost):  # its successor learns anew
+            self._holders.client(self._holders.all_here()[0]).call(Computed(request_id(), work, tokens, seconds), Done)
 
     def park(self, lease: Lease) -> Parked:
         """End the lease of a preempted request and put on disk what nobody else holds of it.

@@ -19,6 +19,7 @@ from ..fabric.kinds import ObjectKind, SpecError
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
 from ..policies.checkpoint import checkpoint_policy
+from ..policies.costs import CostGuess
 from .shards import DIRECTORY_SHARDS_MAX
 
 SLOTS_MAX = 1 << 24
@@ -108,6 +109,23 @@ class DiskSpec(BaseModel):
         return path
 
 
+class CostSpec(BaseModel):
+    """What the plan ``cost`` believes of this hardware until it has measured it: speeds, and what starting takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill_tokens_per_s: float = Field(default=CostGuess.prefill_tokens_per_s, gt=0, allow_inf_nan=False)
+    replay_tokens_per_s: float = Field(default=CostGuess.replay_tokens_per_s, gt=0, allow_inf_nan=False)
+    transfer_bytes_per_s: float = Field(default=CostGuess.transfer_bytes_per_s, gt=0, allow_inf_nan=False)
+    transfer_start_s: float = Field(default=CostGuess.transfer_start_s, ge=0, allow_inf_nan=False)
+    restore_bytes_per_s: float = Field(default=CostGuess.restore_bytes_per_s, gt=0, allow_inf_nan=False)
+    restore_start_s: float = Field(default=CostGuess.restore_start_s, ge=0, allow_inf_nan=False)
+
+    def guess(self) -> CostGuess:
+        """The same as the policy takes it."""
+        return CostGuess(**self.model_dump())
+
+
 class FabricSpec(BaseModel):
     """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
     equally many tokens; ``slots`` names a group's slots a shard instead.
@@ -118,6 +136,7 @@ class FabricSpec(BaseModel):
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
+    ``costs``: what a model with ``plan: cost`` starts from.
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
     still until it is moved, so anyone who may connect can break it: never on a fabric that serves.
     """
@@ -136,6 +155,7 @@ class FabricSpec(BaseModel):
     transport: TransportSpec = Field(default_factory=TransportSpec)
     disk: DiskSpec | None = None
     checkpoint: str = "all"
+    costs: CostSpec = Field(default_factory=CostSpec)
     verify: Literal["headers", "always"] = "headers"
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)

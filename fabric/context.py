@@ -16,10 +16,12 @@ from .admission import ByteLimit
 from .arena import Arena
 from .books import Books, Obj
 from .effects import Effect, Send
+from .expected import Measured
 from .kinds import Reason
 from .leases import LeaseBook
 from .messages import ShardMap
 from .model import ModelSpec
+from .offers import Planning
 from .restores import Behalf, RestoreLimit
 from .segments import Router
 from .series import Histogram
@@ -85,8 +87,19 @@ class HolderConfig:
 class HolderContext:
     """The shared state of one holder's life."""
 
-    def __init__(self, config: HolderConfig, model: ModelSpec, arena: Arena, incarnation: int, weights: bytes) -> None:
+    def __init__(
+        self,
+        config: HolderConfig,
+        model: ModelSpec,
+        arena: Arena,
+        incarnation: int,
+        weights: bytes,
+        *,
+        planning: Planning | None = None,
+    ) -> None:
         self.config = config
+        self.planning = planning
+        """Which position is worth it; None: the longest."""
         self.model = model
         self.arena = arena
         self.incarnation = incarnation
@@ -145,6 +158,11 @@ class HolderContext:
     def op(self) -> str:
         """A name for one exchange, unique over all holders and lives."""
         return f"{self.config.holder}/{self.incarnation}/{self.number()}"
+
+    def learn(self, measured: Measured) -> None:
+        """What some work really took: for whoever plans by it."""
+        if self.planning is not None and measured.amount > 0 and measured.seconds > 0:
+            self.planning.learn(measured)
 
     # --- time ----------------------------------------------------------------------------------
 

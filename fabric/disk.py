@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from .books import Obj, held_refusal
 from .context import HolderContext
 from .effects import DeleteExtent, DiskFound, DiskRead, DiskState, DiskWritten, ExtentEntry, ReadExtent, WriteExtent
+from .expected import Measured, Work
 from .extent_book import ExtentBook
 from .extents import extent_bytes
 from .kinds import Reason
@@ -91,9 +92,13 @@ class DiskDesk:
         """Objects that have a slot and wait to be read into it."""
         return len(self._queue)
 
+    def bytes_before(self, place_s: float = float("inf")) -> int:
+        """What is being read, and what goes before that place."""
+        return self.restoring_bytes + self._queue.bytes_before(place_s)
+
     def expected_s(self, nbytes: int, place_s: float = float("inf")) -> float:
         """When that many bytes would be here, at the rate learned, behind what goes before that place."""
-        return self.rate.seconds(self.restoring_bytes + self._queue.bytes_before(place_s) + nbytes)
+        return self.rate.seconds(self.bytes_before(place_s) + nbytes)
 
     # --- what the driver tells -----------------------------------------------------------------
 
@@ -395,7 +400,8 @@ class DiskDesk:
                 self._fall_back(obj, refused, for_good=refused not in GOOD_AFTER_RETRY)
                 self.ctx.counters["restores_failed"] += 1
             self.ctx.arrived(obj, refused)
-        self.rate.done(good_bytes, reading.since_s, self.ctx.now)
+        busy_s = self.rate.done(good_bytes, reading.since_s, self.ctx.now)
+        self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
         self._read_more()
 
     def restore_refusal(self, obj: Obj, checksum: bytes | None, refused: Reason | None) -> Reason | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .expected import Expected
 from .kinds import Cause, Form, ObjectKind, Reason, Status
 from .messages import Acquire, Answer, Column
 from .model import GroupSpec, ModelSpec
@@ -50,7 +51,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One prompt's answer taken apart."""
+    """One prompt's answer taken apart.
+
+    ``plan``: what was weighed where positions are chosen by cost, the chosen first; ``usable_tokens``
+    what the rules allow; ``replay_from`` where computing begins if windows and tails are replayed.
+    """
 
     status: Status
     tokens: int
@@ -61,6 +66,9 @@ class Explanation:
     lengthen_to_tokens: int
     lengthen_groups: tuple[str, ...]
     stretches: tuple[Stretch, ...]
+    usable_tokens: int = 0
+    replay_from: int | None = None
+    plan: tuple[Expected, ...] = ()
 
     @classmethod
     def of_answer(cls, model: ModelSpec, asked: Acquire, answer: Answer) -> Explanation:
@@ -91,6 +99,9 @@ class Explanation:
             0 if cut is None else cut.target_tokens,
             () if cut is None else cut.groups,
             tuple(_stretches(view)),
+            answer.usable_tokens,
+            answer.replay_from,
+            answer.plan,
         )
 
 

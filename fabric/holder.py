@@ -31,6 +31,7 @@ from .effects import (
     Undeliverable,
 )
 from .events import EventDesk
+from .expected import Measured
 from .graphs import GraphDesk
 from .kinds import Reason
 from .leader import Leader
@@ -38,6 +39,7 @@ from .lifecycle import State
 from .messages import (
     Acquire,
     Cancel,
+    Computed,
     Done,
     Drop,
     EventsSeen,
@@ -76,6 +78,7 @@ from .messages import (
     SwapOut,
 )
 from .model import ModelSpec
+from .offers import Planning
 from .parts import PartDesk
 from .pins import PinDesk
 from .placing import Placer
@@ -88,8 +91,17 @@ from .stores import StoreDesk
 class HolderCore:
     """All decisions of one holder's life. One thread at a time."""
 
-    def __init__(self, config: HolderConfig, model: ModelSpec, arena: Arena, incarnation: int, weights: bytes) -> None:
-        self.ctx = HolderContext(config, model, arena, incarnation, weights)
+    def __init__(
+        self,
+        config: HolderConfig,
+        model: ModelSpec,
+        arena: Arena,
+        incarnation: int,
+        weights: bytes,
+        *,
+        planning: Planning | None = None,
+    ) -> None:
+        self.ctx = HolderContext(config, model, arena, incarnation, weights, planning=planning)
         self.disk = DiskDesk(self.ctx)
         self.stores = StoreDesk(self.ctx)
         self.pins = PinDesk(self.ctx, self.disk)
@@ -107,6 +119,7 @@ class HolderCore:
             Renew: self._renew,
             Release: self._release,
             Cancel: self.leader.cancel,
+            Computed: self._computed,
             Park: self._park,
             GraphRegister: self.graphs.register,
             GraphIdle: self.graphs.idle,
@@ -345,6 +358,10 @@ class HolderCore:
         if message.reused_tokens:
             self.ctx.counters["reused_hit_tokens_total"] += message.reused_tokens
         self.leader.release(message.lease)
+        self.ctx.send(client, Done(message.request, None, ""))
+
+    def _computed(self, client: str, message: Computed) -> None:
+        self.ctx.learn(Measured(message.work, message.tokens, message.seconds))
         self.ctx.send(client, Done(message.request, None, ""))
 
     def _park(self, client: str, message: Park) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from .admission import PRIORITY_MAX, WaitingLine
 from .cause import absent_reason
+from .choosing import Choice, Terms, choose
 from .context import HolderContext, Recent
 from .disk import DiskDesk
 from .found import Hints
@@ -46,6 +47,7 @@ from .messages import (
 )
 from .parts import PartDesk
 from .planner import PartPlan, View
+from .replay import replay_of
 from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution, resolve, servable, usable_position
 from .segments import Router
@@ -83,6 +85,8 @@ class AcquireOp:
     shards_awaited: dict[int, str] = field(default_factory=dict)
     """Directory shards that have not answered, by the number of the question."""
     tokens: int = 0
+    choice: Choice | None = None
+    """Where it resumes, as last chosen."""
     limited: tuple[int, Reason] | None = None
     pending_restore: bool = False
     replies: dict[str, PartReply] = field(default_factory=dict)
@@ -108,6 +112,21 @@ class AcquireOp:
     """Only the answer is wanted: nothing is pinned, restored or moved."""
     timers: list[Wake] = field(default_factory=list)
     """Time-outs of the exchange under way."""
+
+    @property
+    def using(self) -> View:
+        """What is known, under the rules by which this request resumes."""
+        return self.view.replaying() if self.choice is not None and self.choice.replays else self.view
+
+    @property
+    def chosen(self) -> Resolution:
+        """The position chosen; the longest that is known, before any was."""
+        return self.view.found() if self.choice is None else self.choice.found
+
+    @property
+    def replays(self) -> bool:
+        """Whether its reader is to compute windows and tails again."""
+        return self.choice is not None and self.choice.replays
 
     def cancel_timers(self) -> None:
         """The exchange they wait for is over."""
@@ -373,24 +392,41 @@ class Leader:
             return
         if found.status in (Status.PARTIAL_HIT, Status.INVALID) and self._ask_the_unheard(op):
             return
+        op.choice = self._choose(op, found)
+        op.limited = op.late or op.choice.left_out
+        found = op.chosen
         if not found.tokens:
             self._finish(op, 0)
             return
         op.looking = request.probe or found.tokens < request.min_tokens
         op.pending_restore = False
         if (op.looking or request.wait_s == 0) and not op.background:
-            in_memory = view.found(tiers=False)
-            if in_memory.tokens < found.tokens:
-                op.pending_restore = True
+            op.pending_restore = self._waits_for_a_tier(op, found)
         if op.looking or op.pending_restore:
             self._check_sources(op, found)
         else:
             self._admit(op, found)
 
+    def _choose(self, op: AcquireOp, found: Resolution) -> Choice:
+        """The position to resume at, by the plan of the model and what things cost."""
+        terms = Terms(
+            tiers=op.late is None,
+            replays=not op.request.graph,
+            min_tokens=op.request.min_tokens,
+            queued_bytes=self.disk.bytes_before(self._place_s(op)),
+            explain=op.request.explain,
+        )
+        return choose(op.view, found, self.ctx.planning, terms)
+
+    def _waits_for_a_tier(self, op: AcquireOp, found: Resolution) -> bool:
+        """Whether a recovery would lengthen the hit; of a position that was chosen, whether it takes one."""
+        if op.replays or (op.choice is not None and op.choice.expected):
+            return bool(op.using.on_tiers(found.tokens, found.revisions))
+        return op.view.found(tiers=False).tokens < found.tokens
+
     def _admit(self, op: AcquireOp, found: Resolution) -> None:
         """State and room are one admission: the whole need of a position, or a shorter one."""
-        view, tokens = op.view, found.tokens
-        op.limited = op.late
+        view, tokens = op.using, found.tokens
         if view.held_by_readers(tokens, found.revisions):
             self._open_parts(op, tokens, found)
             return
@@ -438,7 +474,7 @@ class Leader:
         need: Counter[tuple[int, int]] = Counter()
         nbytes = 0
         if any(column.tier for (holder, _, _), column in view.columns.items() if holder == me):
-            for plan in view.plan(tokens, self._revisions(op, tokens, found)):
+            for plan in op.using.plan(tokens, self._revisions(op, tokens, found)):
                 for run in plan.local if plan.holder == me else ():
                     tier = view.columns[me, run.group, run.shard].tier
                     count = sum(tier >> i & 1 for i in run.indices)
@@ -470,7 +506,7 @@ class Leader:
                 return
             self.disk.line.leave(turn)
             if op.request.wait_s and self.ctx.now >= op.wait_until_s:
-                self._finish_pending(op, op.view.found())
+                self._finish_pending(op, op.chosen)
             else:
                 late = self.ctx.now >= op.due_s
                 self._without_tiers(op, group, Reason.DEADLINE_EXCEEDED if late else Reason.RESTORE_PENDING)
@@ -485,7 +521,7 @@ class Leader:
 
     def _deadline_passed(self, op: AcquireOp) -> None:
         if not op.replies and not op.granted:
-            need, _ = self._tier_need(op, op.tokens, op.view.found())
+            need, _ = self._tier_need(op, op.tokens, op.chosen)
             self._undo(op)
             if need:
                 self._without_tiers(op, next(iter(need))[0], Reason.DEADLINE_EXCEEDED)
@@ -505,11 +541,11 @@ class Leader:
         self._finish(op, 0, refused=Reason.DEADLINE_EXCEEDED)
 
     def _largest_with_room(self, op: AcquireOp, below: int, *, whole_pool: bool) -> int:
-        grid = self.ctx.model.grid_tokens
-        bits = servable(self.ctx.model, op.view.evidence(), op.request.prompt.n) & ((1 << (below // grid + 1)) - 1)
+        using, grid = op.using, self.ctx.model.grid_tokens
+        bits = servable(using.model, using.evidence(), op.request.prompt.n) & ((1 << (below // grid + 1)) - 1)
         while bits > 1:
             top = bits.bit_length() - 1
-            if op.view.lacking_room(top * grid, whole_pool=whole_pool) is None:
+            if using.lacking_room(top * grid, whole_pool=whole_pool) is None:
                 return top * grid
             bits ^= 1 << top
         return 0
@@ -571,14 +607,15 @@ class Leader:
         """The revision of each group at a position that is found, or a shorter one."""
         if tokens == found.tokens:
             return found.revisions
-        evidence = op.view.evidence(tiers=op.late is None)
-        return resolve(self.ctx.model, evidence, op.request.prompt.n, limit_tokens=tokens).revisions
+        using = op.using
+        evidence = using.evidence(tiers=op.late is None)
+        return resolve(using.model, evidence, op.request.prompt.n, limit_tokens=tokens).revisions
 
     def _open_parts(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
-        view, revisions = op.view, self._revisions(op, tokens, found)
+        revisions = self._revisions(op, tokens, found)
         op.tokens = tokens
-        op.plans = view.plan(tokens, revisions)
-        op.restores = any(c.tier for c in view.columns.values()) and bool(view.on_tiers(tokens, revisions))
+        op.plans = op.using.plan(tokens, revisions)
+        op.restores = any(c.tier for c in op.view.columns.values()) and bool(op.using.on_tiers(tokens, revisions))
         op.replies = {}
         op.granted = {}
         ttl_s = self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
@@ -603,6 +640,7 @@ class Leader:
                     ttl_s,
                     dict(op.request.graphs).get(plan.holder, 0),
                     self._place_s(op) - self.ctx.now,
+                    op.replays,
                 ),
             )
 
@@ -661,9 +699,8 @@ class Leader:
 
     def _recovery_too_slow(self, op: AcquireOp) -> None:
         if not op.replies and not op.granted:
-            found = op.view.found()
             self._undo(op)
-            self._finish_pending(op, found)
+            self._finish_pending(op, op.chosen)
 
     def _undo(self, op: AcquireOp, *, cancel: bool = False) -> None:
         for plan in op.plans:
@@ -700,21 +737,24 @@ class Leader:
         parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
         # This holder granted as it asked the others to, on its own clock; none of theirs ends before.
         weights = op.request.prompt.weights
-        grant = LeaseGrant(self.ctx.config.holder, own.lease, op.tokens, own.deadline_s, weights, tuple(parts))
+        replay_from = self._replay_from(op, op.tokens)
+        grant = LeaseGrant(
+            self.ctx.config.holder, own.lease, op.tokens, own.deadline_s, weights, tuple(parts), replay_from
+        )
         answer = self._finish(op, op.tokens, grant=grant)
         if record is not None and len(op.plans) == 1 and not op.sources and self._whole(op, answer):
             self.standing.put(op.request, record.proof, answer)
 
     def _whole(self, op: AcquireOp, answer: Answer) -> bool:
         """Whether nothing anywhere could give this request more, so that all of it is on its readers' own holders."""
-        longest = answer.tokens == self._best(op) and not self.ctx.model.drop_last_blocks
+        longest = answer.tokens == self._best(op) and not self.ctx.model.drop_last_blocks and not op.replays
         return longest and answer.status is Status.FULL_HIT and answer.cause is None
 
     # --- reachability, without a lease ---------------------------------------------------------
 
     def _check_sources(self, op: AcquireOp, found: Resolution) -> None:
         """A probe counts only holders that answer: ask each source of the plan for its truth."""
-        op.plans = op.view.plan(found.tokens, found.revisions)
+        op.plans = op.using.plan(found.tokens, found.revisions)
         by_source: dict[str, list[Fetch]] = {}
         for plan in op.plans:
             for fetch in plan.fetches:
@@ -824,7 +864,7 @@ class Leader:
         """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
         cause, also = self._pending_cause(op, found)
         nbytes = 0
-        for plan in op.view.plan(found.tokens, found.revisions):
+        for plan in op.using.plan(found.tokens, found.revisions):
             for run in plan.local:
                 column = op.view.columns.get((plan.holder, run.group, run.shard))
                 if column is not None:
@@ -838,7 +878,7 @@ class Leader:
             self._usable_tokens(op),
             cause,
             also,
-            None,
+            self._replay_from(op, found.tokens),
             self.disk.expected_s(nbytes),
             None,
             found.tokens_lost_to_alignment,
@@ -852,11 +892,11 @@ class Leader:
 
     def _pending_cause(self, op: AcquireOp, found: Resolution) -> tuple[Cause | None, tuple[str, ...]]:
         """The group on a tier that cuts the hit in memory; else the first that lies there, and also the others."""
-        in_memory = op.view.found(tiers=False)
+        in_memory = op.using.found(tiers=False)
         cause = in_memory.cause
         if in_memory.tokens < found.tokens and cause is not None and cause.reason is Reason.RESTORE_PENDING:
             return cause, in_memory.also
-        waiting = [self.ctx.model.groups[g] for g in op.view.on_tiers(found.tokens, found.revisions)]
+        waiting = [self.ctx.model.groups[g] for g in op.using.on_tiers(found.tokens, found.revisions)]
         if not waiting:
             return found.cause, found.also
         also = tuple(group.name for group in waiting[1:])
@@ -870,14 +910,19 @@ class Leader:
         self._plan(again)
 
     def _usable_tokens(self, op: AcquireOp) -> int:
-        return op.view.found(transport=False).tokens
+        return op.using.found(transport=False).tokens
+
+    def _replay_from(self, op: AcquireOp, tokens: int) -> int | None:
+        """From where its reader computes windows and tails again for a position; None where they are kept."""
+        replay = replay_of(self.ctx.model) if op.replays and tokens else None
+        return None if replay is None else replay.start(tokens)
 
     def _finish(
         self, op: AcquireOp, tokens: int, *, grant: LeaseGrant | None = None, refused: Reason | None = None
     ) -> Answer:
         """The one way out: what was granted, what the rules allowed, what cut it."""
         model, request = self.ctx.model, op.request
-        found = op.view.found()
+        found = op.using.found()
         status, cause, also = found.status, found.cause, found.also
         if tokens < found.tokens:
             status = Status.PARTIAL_HIT
@@ -894,7 +939,7 @@ class Leader:
             self._usable_tokens(op),
             cause,
             also,
-            None,
+            self._replay_from(op, tokens),
             None,
             grant,
             found.tokens_lost_to_alignment,
@@ -914,7 +959,9 @@ class Leader:
             first = self.ctx.model.groups[0]
             group, reason = 0, absent_reason(first.kind, state=first.form is Form.STATE)
         spec = self.ctx.model.groups[group]
-        return cause_of(spec.name, spec.kind, reason, from_tier=op.limited is not None and op.limited == op.late)
+        left_out = op.choice is not None and op.choice.from_tier and op.limited == op.choice.left_out
+        from_tier = left_out or (op.limited is not None and op.limited == op.late)
+        return cause_of(spec.name, spec.kind, reason, from_tier=from_tier)
 
     def _counted(self, op: AcquireOp, answer: Answer, granted: int) -> None:
         if op.background or op.request.probe:
@@ -930,6 +977,8 @@ class Leader:
         counters["hash_hit_tokens_total"] += answer.hash_tokens
         counters["usable_hit_tokens_total"] += answer.usable_tokens
         counters["effective_hit_tokens_total"] += granted
+        if granted and answer.replay_from is not None:
+            counters["replayed_tokens_total"] += granted - answer.replay_from
         cause = answer.cause
         if cause is not None:
             counters[f"cut:{cause.group}:{cause.kind}:{cause.layer}:{cause.reason}"] += 1
@@ -960,6 +1009,7 @@ class Leader:
                 columns=tuple(view.told_columns()),
                 evicted=tuple(view.evicted.items()),
                 unreachable=tuple(sorted(view.unreachable)),
+                plan=() if op.choice is None else op.choice.expected,
             )
         self.ctx.send(op.client, answer)
 

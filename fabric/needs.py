@@ -81,6 +81,18 @@ class GroupRule:
         start = self.compressed(p) if self.prefix else min(self.sink, p)
         return _blocks(((0, start), (max(0, self.run_start(p)), p + past)), self.unit)
 
+    def spans(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """What :meth:`ranges` needs at each of many positions p > 0: objects [0, head) and [first, end), disjoint."""
+        if self.state:
+            end = positions // self.unit
+            return np.zeros_like(end), end - 1, end
+        reached = np.maximum(positions - self.lag, 0)
+        start = reached - reached % self.ratio if self.prefix else np.minimum(self.sink, positions)
+        head = -(-start // self.unit)
+        first = np.maximum(self.run_start(positions), 0)
+        end = np.where(first < positions, -(-positions // self.unit), 0)
+        return head, np.minimum(np.maximum(first // self.unit, head), np.maximum(end, head)), np.maximum(end, head)
+
 
 def _blocks(spans: Iterable[tuple[int, int]], unit: int) -> Ranges:
     """Blocks that meet any of the token spans (ascending starts), merged."""

@@ -19,6 +19,7 @@ from .books import Claim, Obj, split
 from .context import HolderContext
 from .disk import DiskDesk
 from .effects import DigestSlots, Moved, Pair, StartTransfer, TransferDone, TransferFault
+from .expected import Measured, Work
 from .kinds import Reason
 from .leases import LeaseRecord, grace_s, part_of
 from .lifecycle import State
@@ -41,8 +42,10 @@ from .messages import (
     Room,
     SourceRun,
 )
+from .model import ModelSpec
 from .passport import abi_refusal
 from .placing import Placer
+from .replay import replay_of
 from .segments import chain_place
 from .validation import Held, HeldRun, Proof, Verdict, prove
 from .wakes import Wake
@@ -108,7 +111,7 @@ class PartDesk:
         self.disk = disk
         self.placer = placer
         self.open_parts: dict[str, Part] = {}
-        self._transfers: dict[int, tuple[Part, Source, dict[int, Arriving]]] = {}
+        self._transfers: dict[int, tuple[Part, Source, dict[int, Arriving], float]] = {}
         self._digests: dict[int, tuple[Part, tuple[int, ...]]] = {}
         self._quarantined: dict[int, list[Obj]] = {}
 
@@ -361,7 +364,7 @@ class PartDesk:
         ctx = self.ctx
         token = ctx.number()
         source.transferring += 1
-        self._transfers[token] = (part, source, {a.obj.slot: a for a in arriving})
+        self._transfers[token] = (part, source, {a.obj.slot: a for a in arriving}, ctx.now)
         pairs = tuple(Pair(a.source_slot, a.obj.slot, a.obj.length) for a in arriving)
         for a in arriving:
             a.tries += 1
@@ -373,9 +376,9 @@ class PartDesk:
         if entry is None:
             self.placer.moved(event)
             return
-        part, source, arriving = entry
+        part, source, arriving, since_s = entry
         source.transferring -= 1
-        again = []
+        again, landed_bytes = [], 0
         for moved in event.moved:
             a = arriving[moved.slot]
             if not moved.quiet:
@@ -383,10 +386,13 @@ class PartDesk:
             elif self.landed_whole(a, moved):
                 a.landed = moved.checksum
                 part.moved_bytes[a.obj.group] = part.moved_bytes.get(a.obj.group, 0) + a.obj.length
+                landed_bytes += a.obj.length
             elif moved.fault is not TransferFault.PEER_LOST and a.tries <= self.ctx.config.transfer_retries:
                 again.append(a)
             else:
                 a.fault = Reason.HOLDER_LOST if moved.fault is TransferFault.PEER_LOST else Reason.TRANSFER_FAILED
+        if landed_bytes and not again:
+            self.ctx.learn(Measured(Work.TRANSFER, landed_bytes, self.ctx.now - since_s, source.holder))
         if again:
             self.ctx.counters["transfer_retries"] += len(again)
             self._transfer(part, source, again)
@@ -546,7 +552,7 @@ class PartDesk:
     def _prove(self, part: Part) -> None:
         request = part.request
         result = prove(
-            self.ctx.model,
+            _rules(self.ctx.model, request),
             tokens=request.tokens,
             n=request.prompt.n,
             shards=request.shards,
@@ -704,6 +710,12 @@ class PartDesk:
         self.open_parts.pop(part.request.op, None)
         if part.expiry is not None:
             part.expiry.cancel()
+
+
+def _rules(model: ModelSpec, request: PartOpen) -> ModelSpec:
+    """The rules that a share is proven by: with replay, nothing is needed of what is computed again."""
+    replay = replay_of(model) if request.replays else None
+    return model if replay is None else replay.model
 
 
 def _revision(part: Part, objects: Objects) -> int | None:

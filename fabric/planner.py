@@ -17,6 +17,7 @@ from .kinds import Form, ObjectKind, Reason
 from .messages import BadCopy, Cap, Column, Fetch, Objects, Prompt, Room
 from .model import ModelSpec
 from .passport import Abi, abi_refusal
+from .replay import replay_of
 from .rules import Resolution, needs, resolve
 
 TRANSPORT_FAULTS = frozenset({Reason.TRANSFER_FAILED, Reason.RESTORE_FAILED})
@@ -188,7 +189,45 @@ class View:
             ok &= ~column.tier
         return {revision: bits & ok for revision, bits in column.revisions.items() if bits & ok}
 
+    # --- other rules ---------------------------------------------------------------------------
+
+    def replaying(self) -> View:
+        """The same knowledge under the rules of a reader that replays. Raises ValueError for a model that cannot."""
+        replay = replay_of(self.model)
+        if replay is None:
+            raise ValueError(f"model {self.model.name}: replays nothing")
+        return View(
+            replay.model,
+            self.prompt,
+            self.abis,
+            self.readers,
+            columns=self.columns,
+            rooms=self.rooms,
+            caps=self.caps,
+            unreachable=self.unreachable,
+            bad=self.bad,
+            evicted=self.evicted,
+            directory_known=self.directory_known,
+            hints=self.hints,
+        )
+
     # --- sources -------------------------------------------------------------------------------
+
+    def copies(self, group: int, shard: int, *, tiers: bool = True) -> Iterator[tuple[str, bool, int]]:
+        """Objects that must be brought to their reader, each once: from which source, from a tier there, which.
+
+        In the order in which a plan takes them: other memory, the reader's own tier (no source), other tiers.
+        """
+        reader = self.readers[shard]
+        columns = sorted(self._columns_of(group, shard), key=lambda column: (column.holder != reader, column.holder))
+        covered = 0
+        for memory in (True, False) if tiers else (True,):
+            for column in columns:
+                bits = self._bits_of(column, None, memory=memory) & ~covered
+                covered |= bits
+                here = column.holder == reader
+                if bits and not (here and memory):
+                    yield "" if here else column.holder, not memory, bits
 
     def wanted(self, tokens: int) -> dict[int, int]:
         """Per group, the bits of the objects a resume at ``tokens`` needs."""
@@ -221,6 +260,16 @@ class View:
                 if bits & ~held:
                     waiting.add(group)
         return sorted(waiting)
+
+    def first_brought(self, tokens: int, revisions: Sequence[int | None]) -> tuple[int, bool] | None:
+        """The first group of which a resume at ``tokens`` must bring something to a reader, and whether from a tier."""
+        tiers = self.on_tiers(tokens, revisions)
+        for (group, revision), bits in sorted(self._needs(tokens, revisions).items(), key=lambda need: need[0][0]):
+            for shard, reader in enumerate(self.readers):
+                column = self.columns.get((reader, group, shard))
+                if column is None or bits & ~self._bits_of(column, revision, memory=True):
+                    return group, group in tiers
+        return None
 
     def _needs(self, tokens: int, revisions: Sequence[int | None]) -> dict[tuple[int, int | None], int]:
         """What a resume at ``tokens`` takes, by group and revision; None: each object in any."""

@@ -12,11 +12,13 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
+from .expected import Work
 from .identity import DIGEST_BYTES
 from .kinds import INDEX_DIGEST_BYTES
 from .messages import (
     Acquire,
     Cancel,
+    Computed,
     Drop,
     GraphIdle,
     GraphRegister,
@@ -152,6 +154,15 @@ def _release(record: Release, model: ModelSpec) -> str | None:
     return None if used is None or 0 <= used <= PROMPT_TOKENS_MAX else f"reused_tokens: {used} is no number of tokens"
 
 
+def _computed(record: Computed, model: ModelSpec) -> str | None:
+    del model
+    if record.work not in (Work.PREFILL, Work.REPLAY):
+        return f"work: {record.work} is not what an engine computes"
+    if not 0 < record.tokens <= PROMPT_TOKENS_MAX:
+        return f"tokens: {record.tokens} is not within 1..{PROMPT_TOKENS_MAX}"
+    return _seconds(record.seconds, "seconds", least_exclusive=True)
+
+
 def _lookup(record: Lookup, model: ModelSpec) -> str | None:
     if len(record.strips) > STRIPS_MAX:
         return f"strips: {len(record.strips)} are more than {STRIPS_MAX}"
@@ -193,6 +204,7 @@ def _any(record: Any, model: ModelSpec) -> str | None:
 _CHECKS: dict[type, Check] = {
     Acquire: _acquire,
     Cancel: _any,
+    Computed: _computed,
     Drop: _moving,
     GraphIdle: _any,
     GraphRegister: _graph_register,

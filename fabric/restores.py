@@ -51,17 +51,21 @@ class Rate:
     samples: int = 0
     _last_s: float = float("-inf")
 
-    def done(self, nbytes: int, since_s: float, now: float) -> None:
-        """``nbytes`` asked for at ``since_s`` are here; what ran beside them counts from the last arrival."""
+    def done(self, nbytes: int, since_s: float, now: float) -> float:
+        """``nbytes`` asked for at ``since_s`` are here; what ran beside them counts from the last arrival.
+
+        The seconds that counts for; 0 where it teaches nothing.
+        """
         busy_s = now - max(since_s, self._last_s)
         self._last_s = now
         if busy_s <= 0 or nbytes <= 0:
-            return
+            return 0.0
         self.samples += 1
         weight = max(LEARNING, 1 / self.samples)
         # The mean of seconds a byte, not of bytes a second: a burst out of a cache then counts for little.
         seconds = (1 - weight) / self.bytes_per_s + weight * busy_s / nbytes
         self.bytes_per_s = 1 / seconds
+        return busy_s
 
     def seconds(self, nbytes: int) -> float:
         """How long that many bytes take."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..expected import Expected, Work
 from ..kinds import Cause, Reason, Status
 from ..passport import Abi
 from ..wire import Bits, record
@@ -61,6 +62,8 @@ class LeaseGrant:
     deadline_s: float
     weights: bytes
     parts: tuple[LeasePart, ...]
+    replay_from: int | None = None
+    """From where windows and tails must be computed again before anything resumes at ``tokens``."""
 
 
 @record(11)
@@ -84,6 +87,8 @@ class Answer:
     columns: tuple[Column, ...] = ()
     evicted: tuple[tuple[int, Bits], ...] = ()
     unreachable: tuple[str, ...] = ()
+    plan: tuple[Expected, ...] = ()
+    """To an ``explain``: the ways to resume that were weighed, the chosen first."""
 
 
 @record(12)
@@ -162,3 +167,14 @@ class Park:
 
     request: str
     lease: int
+
+
+@record(35)
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """How long an engine took to compute so many tokens (``work``: prefill or replay): plans learn from it."""
+
+    request: str
+    work: Work
+    tokens: int
+    seconds: float

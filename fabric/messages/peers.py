@@ -58,6 +58,8 @@ class PartOpen:
     graph_number: int = 0
     patience_s: float = 60.0
     """How soon restores for it should be over, from now; a higher priority makes it less, and it may be negative."""
+    replays: bool = False
+    """Its reader computes windows and tails again: nothing is needed of them but sinks."""
 
 
 @dataclass(frozen=True, slots=True)

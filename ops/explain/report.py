@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...fabric.expected import Expected
 from ...fabric.explanation import Explanation, Stretch
 
 
@@ -40,8 +41,24 @@ def print_explanation(found: Explanation, *, by_range: bool, console: Console | 
         console.print(
             f"with {' and '.join(found.lengthen_groups)} usable there, the hit would reach {found.lengthen_to_tokens} tokens"
         )
+    if found.replay_from is not None:
+        console.print(f"windows and tails are replayed from {found.replay_from}")
+    if found.plan:
+        console.print(_plan(found.plan))
     if by_range:
         console.print(_ranges(found.stretches))
+
+
+def _plan(weighed: tuple[Expected, ...]) -> Table:
+    """Ways to resume with what each is expected to take; the first is taken."""
+    table = Table(box=None, pad_edge=False, title="expected milliseconds", title_justify="left")
+    for column in ("", "resume at", "replay from", "transfer", "restore", "replay", "prefill", "in all"):
+        table.add_column(column, justify="right")
+    for at, way in enumerate(weighed):
+        seconds = (way.transfer_s, way.restore_s, way.replay_s, way.prefill_s, way.total_s)
+        begins = "" if way.replay_from is None else str(way.replay_from)
+        table.add_row("" if at else "taken", str(way.tokens), begins, *(f"{1000 * s:.2f}" for s in seconds))
+    return table
 
 
 def _ranges(stretches: tuple[Stretch, ...]) -> Table:

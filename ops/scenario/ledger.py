@@ -17,6 +17,7 @@ from ...fabric.kinds import Reason
 from ...fabric.leases import read_refusal, slots_unchanged
 from ...fabric.messages import LeaseGrant, LeasePart, SlotRun
 from ...fabric.model import ModelSpec
+from ...fabric.replay import replay_of
 from ...fabric.rules import needs
 from .content import Stamp, content_of
 
@@ -102,7 +103,9 @@ class Ledger:
     def _covers(self, lease: HeldLease) -> None:
         """A lease shows everything that the rules need at its position, on every shard."""
         shown = {(run.group, run.shard, i) for part in lease.grant.parts for run, i, _ in slots_of(part.slots)}
-        for g, ranges in enumerate(needs(self.model, lease.grant.tokens)):
+        replay = None if lease.grant.replay_from is None else replay_of(self.model)
+        rules = self.model if replay is None else replay.model
+        for g, ranges in enumerate(needs(rules, lease.grant.tokens)):
             for shard in range(self.model.shards):
                 lacking = [i for needed in ranges for i in needed if (g, shard, i) not in shown]
                 if lacking:

@@ -42,6 +42,7 @@ from ...fabric.identity import weights_digest16
 from ...fabric.kinds import ProtocolError
 from ...fabric.messages import EventsSeen, GrantUntil, HolderGone, SetWeights, StoreBegin, StoreBegun
 from ...fabric.model import ModelSpec
+from ...policies.planning import planning_of
 from .faults import Faults
 from .machine import Life, Place
 from .story import DIRECTORY, Fault, How, Story, Where
@@ -344,7 +345,14 @@ class PureWorld:
             lease_s_max=PATIENCE_S,
             attempt_ttl_s=PATIENCE_S,
         )
-        core = HolderCore(config, self.model, arena, place.incarnation, weights_digest16(self._weights))
+        core = HolderCore(
+            config,
+            self.model,
+            arena,
+            place.incarnation,
+            weights_digest16(self._weights),
+            planning=planning_of(self.model),
+        )
         self._lives[holder] = Life(place, core, arena, place.incarnation)
         self._renew(holder)
         if self._retired:

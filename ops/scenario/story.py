@@ -398,6 +398,7 @@ class AnswerExpected(Record):
     hash_tokens: Count | None = None
     cause: CauseExpected | None = None
     also: list[Name] | None = None
+    replay_from: Count | None = None
 
 
 class DoneExpected(Record):

@@ -300,7 +300,8 @@ class Verbs:
                 await self._done(leader, Release(self._request(), answer.grant.lease, None))
             else:
                 self.leases[acquire.name] = lease
-        return _answered(answer.status, answer.tokens, answer.hash_tokens, answer.cause, answer.also)
+        got = _answered(answer.status, answer.tokens, answer.hash_tokens, answer.cause, answer.also)
+        return got if answer.replay_from is None else {**got, "replay_from": answer.replay_from}
 
     async def read(self, args: words.Read) -> Got:
         lease = self.leases.get(args.lease)

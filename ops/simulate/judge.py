@@ -70,15 +70,37 @@ class Judge:
         self.grid = 1
         while any(self.grid % (g.endpoint_tokens or g.block_tokens or g.grid_tokens or 1) for g in model.groups):
             self.grid += 1
-        self._needed: dict[int, list[frozenset[int]]] = {}
+        self._needed: dict[tuple[int, bool], list[frozenset[int]]] = {}
         self._by_name = {g.name: g for g in model.groups}
 
-    def needed(self, p: int) -> list[frozenset[int]]:
-        """Per group, the indices of the objects that a resume at p reads."""
-        known = self._needed.get(p)
+    def needed(self, p: int, *, replays: bool = False) -> list[frozenset[int]]:
+        """Per group, the indices of the objects that a resume at p reads; with a replay, but for what it computes."""
+        known = self._needed.get((p, replays))
         if known is None:
-            known = self._needed[p] = [frozenset(self._indices(g, p)) for g in self.model.groups]
+            known = [frozenset(self._indices(g, p)) for g in self.model.groups]
+            if replays:
+                known = [self._not_replayed(g, i) for g, i in zip(self.model.groups, known, strict=True)]
+            self._needed[p, replays] = known
         return known
+
+    def _not_replayed(self, group: GroupSpec, indices: frozenset[int]) -> frozenset[int]:
+        kind = group.kind.value
+        if kind == "sliding_window":
+            return frozenset(i for i in indices if i * group.unit_tokens < group.sink_tokens)
+        return frozenset() if kind == "uncompressed_tail" else indices
+
+    @property
+    def replay_tokens(self) -> int:
+        """How far back a replay must begin for these models, whose groups share one layer; 0 where none may be."""
+        backs = [0]
+        for group in self.model.groups:
+            kind, root = group.kind.value, self.root(group)
+            if kind == "sliding_window":
+                backs.append(group.window_tokens or 0)
+            elif kind == "uncompressed_tail":
+                backs.append(root.ratio + root.lag_tokens + group.overlap_tokens - 1)
+        snapshots = any(g.grid_tokens is not None for g in self.model.groups)
+        return max(backs) if self.model.replay and not snapshots else 0
 
     def root(self, group: GroupSpec) -> GroupSpec:
         """The history group that decides ratio, lag and revision."""
@@ -114,9 +136,17 @@ class Judge:
         return None if spec.kind.value == "sliding_window" else self.root(spec).name
 
     def verdict(
-        self, n: int, tokens: int, digests: dict[int, list[bytes]], abis: Sequence[Abi], held: Iterable[Held]
+        self,
+        n: int,
+        grant: LeaseGrant,
+        digests: dict[int, list[bytes]],
+        abis: Sequence[Abi],
+        held: Iterable[Held],
     ) -> str | None:
         """What is wrong with a leased read; None if every byte is what was published, and all are there."""
+        tokens, replays = grant.tokens, grant.replay_from is not None
+        if replays and (not self.replay_tokens or grant.replay_from != max(0, tokens - self.replay_tokens)):
+            return f"a replay from {grant.replay_from} to {tokens}, where {self.replay_tokens} tokens are exact"
         if tokens <= 0 or tokens > n - 1 or tokens % self.grid:
             return f"position {tokens} of a prompt of {n} tokens is not on the grid {self.grid}"
         have: set[tuple[int, int, int]] = set()
@@ -134,23 +164,27 @@ class Judge:
             if family is not None and revisions.setdefault(family, revision) != revision:
                 return f"{where}: revision {revision} beside revision {revisions[family]} of {family}"
             have.add((item.group, item.shard, item.index))
-        for group, indices in enumerate(self.needed(tokens)):
+        for group, indices in enumerate(self.needed(tokens, replays=replays)):
             for shard in range(self.model.shards):
                 for index in indices:
                     if (group, shard, index) not in have:
                         return f"{self.model.groups[group].name}[{index}] of shard {shard} is needed and not leased"
         return None
 
-    def best(self, n: int, there: dict[tuple[int, int], dict[int, set[int]]]) -> int:
+    def best(self, n: int, there: dict[tuple[int, int], dict[int, set[int]]], *, replays: bool = False) -> int:
         """The longest resume over ``there``: (group, shard) -> object index -> usable revisions."""
-        return next((p for p in range((n - 1) // self.grid * self.grid, 0, -self.grid) if self._serves(p, n, there)), 0)
+        positions = range((n - 1) // self.grid * self.grid, 0, -self.grid)
+        return next((p for p in positions if self.serves(p, n, there, replays=replays)), 0)
 
-    def _serves(self, p: int, n: int, there: dict[tuple[int, int], dict[int, set[int]]]) -> bool:
+    def serves(
+        self, p: int, n: int, there: dict[tuple[int, int], dict[int, set[int]]], *, replays: bool = False
+    ) -> bool:
+        """Whether a resume at p > 0, with or without a replay, finds all that it reads."""
         past = self.model.drop_last_blocks * self.grid
         if p + past > n - 1:
             return False
         possible: dict[str, set[int]] = {}
-        for group, indices in enumerate(self.needed(p)):
+        for group, indices in enumerate(self.needed(p, replays=replays)):
             spec = self.model.groups[group]
             wanted = set(indices)
             if spec.grid_tokens is None:

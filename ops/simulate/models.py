@@ -14,6 +14,7 @@ from ...fabric.kinds import ObjectKind
 from ...fabric.messages import Prompt
 from ...fabric.model import ModelSpec
 from ...fabric.passport import Abi, AbiPassport
+from ...policies.costs import CostGuess
 
 BLOCK_BYTES = 64
 PROMPT_TOKENS_MAX = 80
@@ -107,6 +108,22 @@ def _full(rng: random.Random) -> list[dict[str, Any]]:
         },
         {"name": "index", "kind": "indexer", "of": "kv", "block_tokens": 4},
     ]
+
+
+def planned(model: ModelSpec, rng: random.Random) -> ModelSpec:
+    """The same model, now and then planned by cost, and replaying where its groups allow it."""
+    chosen = {"plan": rng.choice(("longest", "longest", "cost")), "replay": rng.random() < 0.4}
+    return ModelSpec.load(model.model_dump(mode="json") | chosen)
+
+
+def random_guess(rng: random.Random) -> CostGuess:
+    """What things cost to begin with: sometimes moving is dear, sometimes computing."""
+    return CostGuess(
+        prefill_tokens_per_s=rng.choice((200.0, 2000.0)),
+        replay_tokens_per_s=rng.choice((200.0, 2000.0)),
+        transfer_start_s=rng.choice((0.0, 0.01, 0.1)),
+        restore_start_s=rng.choice((0.0, 0.02, 0.2)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class Reader:
         if answer.grant is None:
             return
         world.counts["granted"] += 1
+        world.counts["replays granted"] += answer.replay_from is not None
         by_name = {life.name: life for life in lives}
         reading = Reading(text, message.abis, answer.grant, by_name, answer.grant.deadline_s, message.graph)
         mine, lease = world.held.setdefault(self.client.name, set()), (answer.grant.leader, answer.grant.lease)
@@ -149,6 +150,8 @@ class Reader:
             wrong = f"{grant.tokens} tokens are less than the {message.min_tokens} asked for"
         elif grant is not None and grant.weights != text.prompt.weights:
             wrong = "the grant is of other weights than the prompt"
+        elif grant is not None and (grant.replay_from != answer.replay_from or (answer.replay_from and message.graph)):
+            wrong = f"a grant that replays from {grant.replay_from}, an answer from {answer.replay_from}"
         elif grant is not None:
             wrong = parts_sound(grant, world.model.shards)
         if wrong is not None:
@@ -287,7 +290,7 @@ class Reader:
 
     def _judge(self, reading: Reading, held: list[Held]) -> None:
         text = reading.text
-        wrong = self.world.judge.verdict(len(text), reading.grant.tokens, text.digests, reading.abis, held)
+        wrong = self.world.judge.verdict(len(text), reading.grant, text.digests, reading.abis, held)
         if wrong is not None:
             self.world.wrong_reads += 1
             about = [part.holder for part in reading.grant.parts]

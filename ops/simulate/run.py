@@ -15,7 +15,7 @@ from ...fabric.lifecycle import State
 from ...fabric.messages import Acquire, Answer
 from .clients import Call
 from .faults import Faults
-from .models import PROMPT_TOKENS_MAX, TENANTS
+from .models import PROMPT_TOKENS_MAX, TENANTS, Text
 from .queue import where
 from .world import Failure, World
 
@@ -240,11 +240,21 @@ class Run:
         if world.failure is not None or not answers or not isinstance(answers[0], Answer):
             world.fail("hang", f"a probe at {node} was not answered", lives[0].name)
             return
-        best = world.judge.best(len(text), self._there(text.digests))
+        best = self._best(text)
         found = answers[0]
-        if found.tokens != best or (found.status is Status.FULL_HIT and not best):
+        if found.tokens not in best or (found.status is Status.FULL_HIT and not found.tokens):
             detail = f"a probe of prompt {name} at {node} found {found.tokens} tokens, there are {best} ({found.cause})"
             world.fail("convergence", detail, lives[0].name, client.name)
+
+    def _best(self, text: Text) -> list[int]:
+        """Where a probe may resume: at the longest position, or behind a replay that begins later; by cost, anywhere."""
+        judge, there, n = self.world.judge, self._there(text.digests), len(text)
+        direct, far = judge.best(n, there), judge.best(n, there, replays=True) if judge.replay_tokens else 0
+        if self.world.model.plan == "cost":
+            grid = range(judge.grid, n, judge.grid)
+            ways = (False, True) if judge.replay_tokens else (False,)
+            return [0, *(p for p in grid if any(judge.serves(p, n, there, replays=way) for way in ways))]
+        return [far if far - judge.replay_tokens > direct else direct]
 
     def _there(self, digests: dict[int, list[bytes]]) -> dict[tuple[int, int], dict[int, set[int]]]:
         """What all holders have of a prompt, usable in the first layout."""

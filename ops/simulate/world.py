@@ -47,6 +47,7 @@ from ...fabric.supervisor import (
     Wanted,
 )
 from ...fabric.supervisor import Tick as SupervisorTick
+from ...policies.planning import planning_of
 from .directories import Directories, is_directory
 from .directories import node_of as directory_node
 from .judge import Content, Judge
@@ -56,7 +57,9 @@ from .models import (
     Layouts,
     Library,
     layout_of,
+    planned,
     random_chance,
+    random_guess,
     random_limits,
     random_model,
     random_slots,
@@ -118,7 +121,9 @@ class World:
         self.rng = rng = random.Random(seed)
         self.queue = Queue()
         self.trace = Trace()
-        self.model = random_model(rng)
+        policies = random.Random(f"policies of {seed}")  # apart, so that a new policy leaves a seed's other draws alone
+        self.model = planned(random_model(rng), policies)
+        self.guess = random_guess(policies)
         self.content = Content()
         self.judge = Judge(self.model, self.content)
         self.layouts = Layouts(self.model)
@@ -197,7 +202,9 @@ class World:
         incarnation = self.incarnations[name]
         arena = heap_arena(layout_of(self.slots, shards), incarnation)
         weights = weights_digest16(self.weights[-1])
-        core = HolderCore(self.config(name), self.model, arena, incarnation, weights)
+        core = HolderCore(
+            self.config(name), self.model, arena, incarnation, weights, planning=planning_of(self.model, self.guess)
+        )
         disk = self.disks[name]
         disk.incarnation = incarnation
 

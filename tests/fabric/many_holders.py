@@ -52,6 +52,7 @@ from kvfabric.fabric.messages import (
     SwapOut,
 )
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.offers import Planning
 from kvfabric.fabric.passport import Abi, AbiPassport
 from kvfabric.transport.digest import checksum
 
@@ -72,6 +73,7 @@ class Holders:
         *,
         slots: int = 16,
         weights: str = "v1",
+        planning: Callable[[], Planning | None] = lambda: None,
         **config: Any,
     ) -> None:
         self.model = model
@@ -79,6 +81,7 @@ class Holders:
         self.slots = slots
         self.weights = weights
         self.config = config
+        self.planning = planning
         self.now = 100.0
         self.cores: dict[str, HolderCore] = {}
         self.arenas: dict[str, Arena] = {}
@@ -107,7 +110,12 @@ class Holders:
         arena = self.arenas[name] = heap_arena(layout, self.lives[name])
         config = HolderConfig(name, name, self.shards[name], grants_always=True, **self.config)
         core = self.cores[name] = HolderCore(
-            config, self.model, arena, self.lives[name], weights_digest16(self.weights)
+            config,
+            self.model,
+            arena,
+            self.lives[name],
+            weights_digest16(self.weights),
+            planning=self.planning(),
         )
         found = [(e, i, entry) for e, entries in self.disks[name].items() for i, (entry, _) in enumerate(entries)]
         self._carry_out(name, core.start(self.now, found))

@@ -454,7 +454,7 @@ class Fabric(RuleBasedStateMachine):
         ]
         blobs = {unit: keys.keys(unit) for unit in self.model.units_tokens}
         digests = {u: [b[i : i + 32] for i in range(0, len(b), 32)] for u, b in blobs.items()}
-        assert self.judge.verdict(n, grant.tokens, digests, (ABI,) * len(self.model.groups), held) is None
+        assert self.judge.verdict(n, grant, digests, (ABI,) * len(self.model.groups), held) is None
         return None
 
     @rule(lease=leases)

@@ -22,7 +22,6 @@ CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.yaml"))
 NOT_BY_VERBS = {
     Reason.VERSION_CHANGED: "pins forbid that a leased slot changes before its lease has expired",
     Reason.QUOTA: "no tenant limits in a scenario",
-    Reason.DEADLINE_EXCEEDED: "no deadline on an acquire",
     Reason.DRAINING: "no drain",
     Reason.NOT_GRANTING: "the supervisor lives and is reached by all",
     Reason.BYPASSED: "no bypass",
@@ -60,6 +59,7 @@ WRONG: dict[str, Any] = {
     "also": lambda names: [*names, "another"],
     "ok": lambda ok: not ok,
     "refused": lambda r: "quota",
+    "replay_from": lambda start: None if start is not None else 0,
 }
 
 
