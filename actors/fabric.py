@@ -16,6 +16,7 @@ from ..fabric.kinds import FabricError, SpecError
 from ..fabric.model import ModelSpec
 from ..fabric.passport import AbiPassport
 from ..fabric.ranking import NodeRank
+from ..fabric.series import Sample, loaded
 from . import ray_api
 from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
@@ -47,6 +48,10 @@ class Fabric:
     def status(self) -> dict[str, Any]:
         """Every process, pool, lease and link, as plain data."""
         return dict(json.loads(ray_api.call(self._supervisor.status.remote())))
+
+    def series(self) -> dict[str, list[Sample]]:
+        """What each holder did over its life, by address: samples in bounded memory (:mod:`~kvfabric.fabric.series`)."""
+        return series(self.name)
 
     @property
     def directory(self) -> Any:
@@ -218,6 +223,29 @@ def launch(
         raise
 
 
+def series(name: str = "default") -> dict[str, list[Sample]]:
+    """What each holder of a running fabric did over its life, by address. Raises FabricError where none runs."""
+    _on_cluster(f"series({name!r})")
+    told = json.loads(ray_api.call(_supervisor(name).series.remote()))
+    return {address: loaded(samples) for address, samples in told.items()}
+
+
+def _on_cluster(what: str) -> None:
+    """Be connected to Ray: to the cluster of RAY_ADDRESS, if to none yet. Raises FabricError."""
+    if not ray_api.is_initialized():
+        if not os.environ.get("RAY_ADDRESS"):
+            raise FabricError(f"{what}: this process is not connected to Ray; call ray.init or launch first")
+        _connect_ray()
+
+
+def _supervisor(name: str) -> Any:
+    """The supervisor of a fabric on the cluster that this process is connected to. Raises FabricError for none."""
+    supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
+    if supervisor is None:
+        raise FabricError(f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one")
+    return supervisor
+
+
 def connect(
     name: str = "default",
     *,
@@ -230,19 +258,11 @@ def connect(
     ``weights_revision`` and ``passport`` say what this reader runs; by default the fabric's own.
     Raises FabricError where no fabric of that name runs.
     """
-    if not ray_api.is_initialized():
-        if not os.environ.get("RAY_ADDRESS"):
-            raise FabricError(f"connect({name!r}): this process is not connected to Ray; call ray.init or launch first")
-        _connect_ray()
+    _on_cluster(f"connect({name!r})")
     node = ray_api.my_node()
 
     def resolve() -> FabricInfo:
-        supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
-        if supervisor is None:
-            raise FabricError(
-                f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one"
-            )
-        return FabricInfo.decode(ray_api.call(supervisor.describe.remote(INFO_SCHEMA)), node)
+        return FabricInfo.decode(ray_api.call(_supervisor(name).describe.remote(INFO_SCHEMA)), node)
 
     return Session(resolve, name=name, weights_revision=weights_revision, passport=passport, gpu=gpu)
 

@@ -62,10 +62,13 @@ from ..fabric.messages import (
     ReadSlots,
     Regions,
     RegionsRequest,
+    SeriesReply,
+    SeriesRequest,
     ShardMap,
     SlotsRequest,
     WriteSlots,
 )
+from ..fabric.series import dumped
 from ..policies.planning import planning_of
 from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
@@ -92,7 +95,7 @@ class Holder(Service):
     """Ray actor that owns one arena. Documented methods: ``start``, ``request``, ``ping``, ``close``.
 
     ``request(frame: bytes) -> bytes`` takes any of the records a session sends, and
-    ``StatusRequest``, ``WriteSlots``, ``ReadSlots``.
+    ``StatusRequest``, ``SeriesRequest``, ``WriteSlots``, ``ReadSlots``.
     """
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -388,6 +391,8 @@ class Holder(Service):
             case SlotsRequest():
                 self._maps_memory(client)
                 return self._slots_reply(client, record)
+            case SeriesRequest():
+                return wire.encode(SeriesReply(record.request, dumped(self.core.series())))
             case RegionsRequest():
                 regions = tuple(msgpack.packb(link.region().to_plain()) for link in self.links.values())
                 return wire.encode(Regions(record.request, self.address, self.incarnation, regions))

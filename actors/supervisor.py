@@ -21,7 +21,7 @@ from ..fabric import wire
 from ..fabric.effects import Received, Send
 from ..fabric.identity import weights_digest16
 from ..fabric.kinds import FabricError
-from ..fabric.messages import Birth, Misuse, StatusReply, StatusRequest
+from ..fabric.messages import Birth, Misuse, SeriesReply, SeriesRequest, StatusReply, StatusRequest
 from ..fabric.supervisor import (
     SUPERVISOR,
     Answered,
@@ -370,6 +370,22 @@ class Supervisor(Rehearsed):
         except FabricError as error:
             return {"address": address, "error": str(error)}
         return dict(json.loads(reply.status)) if isinstance(reply, StatusReply) else {"address": address}
+
+    async def series(self) -> str:
+        """JSON: by address, the samples that each holder kept of its life (``fabric/series.py``)."""
+        assert self.mesh is not None
+        addresses = [m.address for m in self.core.members().members if m.shards]
+        replies = await asyncio.gather(*(self._series_of(address) for address in addresses))
+        return json.dumps(dict(zip(addresses, replies, strict=True)))
+
+    async def _series_of(self, address: str) -> list[Any]:
+        assert self.mesh is not None
+        try:
+            reply = await self.mesh.ask(address, SeriesRequest("series"), STATUS_TIMEOUT_S)
+        except FabricError as error:
+            logger.info("%s: its series is not known: %s", address, error)
+            return []
+        return list(json.loads(reply.samples)) if isinstance(reply, SeriesReply) else []
 
     async def update_weights(self, revision: str) -> None:
         """Put a weights revision in force: everything older is unreachable once this returns."""

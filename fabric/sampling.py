@@ -28,8 +28,10 @@ class Sampler:
             self.timeline.add(self.sample())
 
     def series(self) -> list[Sample]:
-        """All samples kept, and one of this moment."""
-        return [*self.timeline.samples, self.sample()]
+        """All samples kept, and one of this moment; in place of the last kept where that is hardly older."""
+        last, kept = self.sample(), self.timeline.samples
+        close = len(kept) > 1 and last.at_s - kept[-1].at_s < self.timeline.every_s / 2
+        return [*(kept[:-1] if close else kept), last]
 
     def sample(self) -> Sample:
         """The totals of this moment."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from .kinds import ObjectKind, Reason, Tier
 
@@ -79,6 +79,19 @@ class Sample(BaseModel):
         return counts
 
 
+_SAMPLES: TypeAdapter[list[Sample]] = TypeAdapter(list[Sample])
+
+
+def dumped(samples: list[Sample]) -> str:
+    """Samples as a JSON list."""
+    return _SAMPLES.dump_json(samples).decode()
+
+
+def loaded(plain: object) -> list[Sample]:
+    """Samples from what a JSON list holds. Raises ValidationError for anything else."""
+    return _SAMPLES.validate_python(plain)
+
+
 class Timeline:
     """Samples at even distances, at most ``samples_max``: once full, every second one goes and the distance doubles."""
 
@@ -96,6 +109,13 @@ class Timeline:
             del self.samples[1::2]
             self.every_s *= 2
         self.due_s = sample.at_s + self.every_s
+
+
+def aligned(series: Iterable[Sequence[Sample]]) -> list[list[Sample]]:
+    """Series that end at one moment, whenever each began, on the clock of the longest."""
+    each = [list(samples) for samples in series if samples]
+    end_s = max((samples[-1].at_s for samples in each), default=0.0)
+    return [[s.model_copy(update={"at_s": s.at_s + end_s - samples[-1].at_s}) for s in samples] for samples in each]
 
 
 def merged(series: Iterable[Sequence[Sample]]) -> list[Sample]:

@@ -21,7 +21,7 @@ import typer
 from ..fabric.kinds import FabricError
 
 GROUP = "kvfabric.commands"
-COMMANDS = ("scenario", "simulate", "spec", "explain", "bench")
+COMMANDS = ("scenario", "simulate", "spec", "explain", "bench", "report")
 """Subpackages of ``ops`` with commands of the same name."""
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

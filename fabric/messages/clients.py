@@ -85,6 +85,23 @@ class StatusReply:
     status: str
 
 
+@record(73)
+@dataclass(frozen=True, slots=True)
+class SeriesRequest:
+    """Ask a holder for what it did over time."""
+
+    request: str
+
+
+@record(74)
+@dataclass(frozen=True, slots=True)
+class SeriesReply:
+    """Samples (:mod:`~kvfabric.fabric.series`) as one JSON list, the last of this moment."""
+
+    request: str
+    samples: str
+
+
 @record(68)
 @dataclass(frozen=True, slots=True)
 class WriteSlots:

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ...fabric.kinds import SpecError
 from ...fabric.model import describe
-from ...fabric.series import Sample
+from ...fabric.series import Sample, aligned, merged
 
 FILE_BYTES_MAX = 64 << 20
 
@@ -66,3 +66,13 @@ class Series(BaseModel):
             raise SpecError(f"{path}: {error.strerror}") from None
         except ValidationError as error:
             raise SpecError(describe(error, str(path))) from None
+
+
+def of_fabric(name: str) -> Series:
+    """The series of a running fabric's holders, as one. Raises FabricError where none of that name runs."""
+    from ...actors.fabric import series
+
+    told = series(name)
+    asked = {address: samples for address, samples in told.items() if samples}
+    facts: dict[str, str | int | float] = {"holders": len(told), "holders that answered": len(asked)}
+    return Series(source="fabric", title=f"Fabric {name}", facts=facts, samples=merged(aligned(asked.values())))

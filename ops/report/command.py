@@ -1,0 +1,37 @@
+"""``kvfabric report``: one self-contained HTML page of a replay's series file, or of a running fabric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(report)
+
+
+def report(
+    series: Annotated[
+        Path | None, typer.Argument(help="A series file of `kvfabric replay`; without one, a running fabric is asked.")
+    ] = None,
+    *,
+    fabric: Annotated[str, typer.Option(help="Name of the running fabric (its cluster: RAY_ADDRESS).")] = "default",
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("kvfabric-report.html"),
+    save: Annotated[Path | None, typer.Option(help="Write the running fabric's series file as well.")] = None,
+) -> None:
+    """Write one HTML page: hit over time, why tokens were lost, what is held where, recovery, lease life."""
+    from ...fabric.kinds import FabricError
+    from .page import page
+    from .series import Series, of_fabric
+
+    found = Series.load(series) if series is not None else of_fabric(fabric)
+    try:
+        if save is not None:
+            found.save(save)
+        out.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise FabricError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    typer.echo(str(out))
