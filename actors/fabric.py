@@ -54,6 +54,11 @@ class Fabric:
         return series(self.name)
 
     @property
+    def embedded(self) -> EmbeddedCluster | None:
+        """The cluster on this machine that this fabric runs on, where it started one."""
+        return self._embedded
+
+    @property
     def directory(self) -> Any:
         """The first directory shard's Ray actor handle: ``request(bytes) -> bytes`` takes wire records."""
         return self._handle(DIRECTORY)

@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(transfer)
     bench.command()(tiers)
     bench.command()(directory)
+    bench.command()(operations)
     app.add_typer(bench, name="bench")
 
 
@@ -71,6 +72,13 @@ def tiers(
     from .tiers import run
 
     raise typer.Exit(show(run(folder), json=json))
+
+
+def operations(json: Annotated[bool, JSON] = False) -> None:
+    """Running it: a node that joins."""
+    from .operations import run
+
+    raise typer.Exit(show(run(), json=json))
 
 
 def show(result: dict[str, Any], *, json: bool) -> int:
