@@ -111,6 +111,8 @@ class ArenaLayout:
             offset += pool.slots * pool.stride_bytes
         self.size_bytes = offset
         self._bounds = [first + pool.slots for first, pool in zip(self.first_slot, self.pools, strict=True)]
+        self.readers_tier = min(pool.tier for pool in self.pools)
+        """The tier that readers map: the highest there is. Pools of a lower one take what is swapped out of it."""
 
     def pool_of(self, slot: int) -> int:
         """Index of the pool a slot belongs to. Raises IndexError for a slot outside the arena."""

@@ -57,6 +57,8 @@ class Obj:
     version: int = 0
     on_disk: tuple[int, int] | None = None
     """(extent, entry) of a copy on the local disk, valid beside the copy in memory."""
+    below: int = -1
+    """The host slot of a copy below the readers' pools, valid beside those in memory and on disk; -1: none."""
     bad: Reason | None = None
     bad_from_tier: bool = False
     visible: bool = False
@@ -84,6 +86,11 @@ class Obj:
     def last_use(self) -> int:
         """The tick of its last use; objects of one use share a tick."""
         return 0 if self.books is None or self.slot < 0 else int(self.books.last_use[self.slot])
+
+    @property
+    def on_a_tier(self) -> bool:
+        """Whether a copy lies below, from which it can be restored."""
+        return self.below >= 0 or self.on_disk is not None
 
     @property
     def evictable(self) -> bool:
@@ -173,6 +180,8 @@ class Books:
         self.owner: list[Obj | None] = [None] * arena.layout.slots
         self.pools: dict[tuple[int, int], Pool] = {}
         for first, pool in zip(arena.layout.first_slot, arena.layout.pools, strict=True):
+            if pool.tier is not arena.layout.readers_tier:
+                continue
             free = list(range(first + pool.slots - 1, first - 1, -1))
             self.pools[pool.group, pool.shard] = Pool(pool.group, pool.shard, first, pool.slots, free)
         self.table: dict[tuple[int, int], dict[bytes, Obj]] = {
@@ -200,6 +209,8 @@ class Books:
         self.changes: list[Change] = []
         self.disk_dropped: list[tuple[int, int]] = []
         """Copies on disk (extent, entry) that no visible object refers to any more."""
+        self.below_dropped: list[int] = []
+        """Copies in host memory, by slot, likewise."""
         self.tick = 0
         self.generation = 0
         """Counts what changed of what can be found: a column taken at this count still holds."""
@@ -485,7 +496,7 @@ class Books:
         """Take an unpinned object out of memory; a copy on disk keeps it findable."""
         if obj.pins:
             raise ProtocolError(f"a pinned {obj.kind} object cannot be evicted")
-        if obj.on_disk is not None and obj.bad is None:
+        if obj.on_a_tier and obj.bad is None:
             self._no_longer_evictable(obj)
             obj.advance(Verb.EVICT)
             obj.advance(Verb.FALL_BACK)
@@ -496,7 +507,7 @@ class Books:
         self._leave(obj, Verb.EVICT, evicted=True, announce=True)
 
     def forget(self, obj: Obj, *, evicted: bool) -> None:
-        """An ON_TIER object whose copy on the tier is gone."""
+        """An ON_TIER object whose last copy on a tier is gone."""
         obj.advance(Verb.LOSE)
         self._hide(obj)
         self._changed(Change(obj, gone=True, evicted=evicted))
@@ -524,18 +535,21 @@ class Books:
         if obj.on_disk is not None:
             self.disk_dropped.append(obj.on_disk)
             obj.on_disk = None
+        if obj.below >= 0:
+            self.below_dropped.append(obj.below)
+            obj.below = -1
         table = self.table[obj.group, obj.shard]
         if table.get(obj.digest) is obj:
             del table[obj.digest]
             self._serve_no_more(obj)
 
     def demote(self, obj: Obj) -> None:
-        """Begin writing a sealed object to disk. The write holds a pin; the bytes stay readable."""
+        """Begin writing a sealed object to a tier. The write holds a pin; the bytes stay readable."""
         self.pin(obj)
         obj.advance(Verb.SWAP_OUT)
 
     def demoted(self, obj: Obj, extent: int, entry: int) -> None:
-        """The extent stands: free the slot, unless a reader pinned it or a commit outdated it meanwhile."""
+        """The extent stands: it is the object's, unless a commit outdated that meanwhile."""
         if obj.state is not State.DEMOTING:
             self.disk_dropped.append((extent, entry))
             self.unpin(obj)
@@ -543,6 +557,10 @@ class Books:
         if obj.on_disk is not None:
             self.disk_dropped.append(obj.on_disk)
         obj.on_disk = (extent, entry)
+        self.copied_down(obj)
+
+    def copied_down(self, obj: Obj) -> None:
+        """A DEMOTING object's copy on a tier stands: free the slot, unless a reader pinned it meanwhile."""
         if obj.pins > 1:
             obj.advance(Verb.SWAP_FAILED)
             self.unpin(obj)

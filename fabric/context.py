@@ -41,7 +41,9 @@ class HolderConfig:
 
     ``limits``: byte limits per kind and tenant; ``restores_max`` and ``restore_bytes_max``: what may
     be restored from a tier at a time; ``ageing_s``: how long one step of priority is worth in line;
-    ``graph_check_s``: how often an expired graph share asks whether it is still leased.
+    ``graph_check_s``: how often an expired graph share asks whether it is still leased;
+    ``restore_bytes_per_s`` and ``host_bytes_per_s``: how fast the disk and host memory are taken to be read
+    until that is measured.
     """
 
     holder: str
@@ -80,6 +82,7 @@ class HolderConfig:
     lease_s_max: float = 3600.0
     graph_check_s: float = 10.0
     restore_bytes_per_s: float = 1e9
+    host_bytes_per_s: float = 5e9
     grants_always: bool = False
     """Without a supervisor (a library inside one process) the right to grant never ends."""
 

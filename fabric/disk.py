@@ -1,4 +1,4 @@
-"""The disk desk: which objects go to the local disk, come back, and what a failure means.
+"""The disk desk: which objects go down the ladder of tiers, come back, and what a failure means.
 
 Bytes on disk are used only after their own digest proved right: an object that was read wrong is
 marked bad and cuts the hit there. The driver writes an extent whole or not at all and reads entries
@@ -6,38 +6,44 @@ into slots; it decides nothing.
 
 Room on the disk is made here before anything is written (:mod:`extent_book`), and whose bytes are
 read next is decided here too (:mod:`restores`); the driver only moves them.
+
+Where the readers' pools are GPU memory, the step in between is host memory (:mod:`ladder`): what is
+swapped out goes there first, and what comes from the disk comes through it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .books import Obj, held_refusal
+from .books import Obj, held_refusal, split
 from .context import HolderContext
-from .effects import DeleteExtent, DiskFound, DiskRead, DiskState, DiskWritten, ExtentEntry, ReadExtent, WriteExtent
+from .effects import (
+    DeleteExtent,
+    DiskFound,
+    DiskRead,
+    DiskState,
+    DiskWritten,
+    ExtentEntry,
+    Pair,
+    ReadExtent,
+    StartTransfer,
+    TransferDone,
+    WriteExtent,
+)
 from .expected import Measured, Work
 from .extent_book import ExtentBook
 from .extents import extent_bytes
 from .kinds import Reason
+from .ladder import Demotion, HostDesk, entry_of
 from .lifecycle import State
-from .messages import Done, SwapIn, SwapOut
+from .messages import Done, Objects, SwapIn, SwapOut
 from .passport import Abi
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
 from .segments import ChainPlace
 
 GOOD_AFTER_RETRY = frozenset({Reason.DISK_UNAVAILABLE, Reason.RESTORE_FAILED})
 """Failures that say nothing of the bytes: the object stays on its tier, unmarked."""
-
-
-@dataclass(slots=True)
-class Demotion:
-    """One request to write objects to disk: answered once all its extents stand or failed."""
-
-    client: str
-    request: str
-    left: int
-    refused: Reason | None = None
 
 
 @dataclass(slots=True)
@@ -52,12 +58,16 @@ class Writing:
 
 @dataclass(slots=True)
 class Reading:
-    """One read under way: its objects by slot, since when."""
+    """One read under way: its objects by slot, since when, from where.
 
-    objects: dict[int, tuple[Obj, int]]
-    """By slot: the object, and the extent it is read from."""
+    ``below``: host slots that are read from, by slot; empty where the disk is read.
+    """
+
+    objects: dict[int, tuple[Obj, int | None]]
+    """By the slot read into: the object, and the extent it counts for."""
     since_s: float
-    nbytes: int
+    weight_bytes: float
+    below: dict[int, int] = field(default_factory=dict)
 
 
 class DiskDesk:
@@ -76,6 +86,10 @@ class DiskDesk:
             {key: max(1, int(config.restore_share * pool.slots)) for key, pool in ctx.books.pools.items()}
         )
         self.rate = Rate(config.restore_bytes_per_s)
+        self.host_rate = Rate(config.host_bytes_per_s)
+        self.host = HostDesk(ctx, self)
+        self._restless: dict[int, list[Obj]] = {}
+        """By transfer: objects whose slots its bytes may still reach."""
         self._writing: dict[int, Writing] = {}
         self._reading: dict[int, Reading] = {}
 
@@ -84,21 +98,40 @@ class DiskDesk:
         return sum(len(reading.objects) for reading in self._reading.values())
 
     @property
-    def restoring_bytes(self) -> int:
-        return sum(reading.nbytes for reading in self._reading.values())
-
-    @property
     def waiting(self) -> int:
         """Objects that have a slot and wait to be read into it."""
         return len(self._queue)
 
-    def bytes_before(self, place_s: float = float("inf")) -> int:
-        """What is being read, and what goes before that place."""
-        return self.restoring_bytes + self._queue.bytes_before(place_s)
+    def bytes_before(self, place_s: float = float("inf")) -> float:
+        """What is being read, and what goes before that place (:meth:`weight_bytes`)."""
+        reading = sum(reading.weight_bytes for reading in self._reading.values())
+        return reading + sum(map(self._weight, self._queue.before(place_s)))
 
-    def expected_s(self, nbytes: int, place_s: float = float("inf")) -> float:
-        """When that many bytes would be here, at the rate learned, behind what goes before that place."""
+    def expected_s(self, nbytes: float, place_s: float = float("inf")) -> float:
+        """When that many bytes (:meth:`weight_bytes`) would be here, behind what goes before that place."""
         return self.rate.seconds(self.bytes_before(place_s) + nbytes)
+
+    def weight_bytes(self, run: Objects, tier: int) -> float:
+        """Bytes of a run of this holder's that lie on a tier (bits by index), as :meth:`expected_s` counts them.
+
+        A copy in host memory counts as what the disk reads while it is copied.
+        """
+        lying = [digest for i, digest in zip(run.indices, split(run.digests), strict=True) if tier >> i & 1]
+        found = (self.ctx.books.find(run.group, run.shard, digest) for digest in lying)
+        size_bytes = self.ctx.model.groups[run.group].block_bytes
+        return sum(size_bytes if obj is None else self._weight(obj) for obj in found)
+
+    def _weight(self, obj: Obj) -> float:
+        return obj.length if obj.below < 0 else obj.length * self.rate.bytes_per_s / self.host_rate.bytes_per_s
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether anything can be written to the disk now."""
+        return self.refused is None and self.writes_refused is None
+
+    def read_refusal(self, obj: Obj) -> Reason | None:
+        """Why an object on a tier cannot be restored now; None where it can."""
+        return None if obj.below >= 0 else self.refused
 
     # --- what the driver tells -----------------------------------------------------------------
 
@@ -118,7 +151,7 @@ class DiskDesk:
                 self.extents.add(extent, live, file_bytes or extent_bytes([e for _, e in there]), 0.0)
             else:
                 self.ctx.do(DeleteExtent(extent))
-        self._make_room(0)
+        self.make_room(0)
 
     def found_later(self, event: DiskFound) -> None:
         """The tier came (back) with an extent that was not known."""
@@ -166,10 +199,10 @@ class DiskDesk:
     def _lose(self, obj: Obj, *, evicted: bool) -> None:
         """An object's copy on disk is gone; one being read is told so by its read."""
         obj.on_disk = None
-        if obj.state is State.ON_TIER:
+        if obj.state is State.ON_TIER and not obj.on_a_tier:
             self.ctx.books.forget(obj, evicted=evicted)
 
-    def _make_room(self, nbytes: int) -> bool:
+    def make_room(self, nbytes: int) -> bool:
         """Let extents go until ``nbytes`` more fit under the cap; False, and none goes, where they cannot."""
         if not self.extents.lacks(nbytes):
             return True
@@ -186,13 +219,13 @@ class DiskDesk:
     # --- out -----------------------------------------------------------------------------------
 
     def swap_out(self, client: str, message: SwapOut) -> None:
-        """Write objects to disk, then free their slots. A pinned object refuses all.
+        """Move objects one tier down, then free their slots. A pinned object refuses all.
 
         What has a valid copy there already is not written again.
         """
         ctx = self.ctx
         objects = [obj for obj in ctx.books.find_all(message.objects) if obj.state is State.SEALED and obj.bad is None]
-        refused = held_refusal(objects) or self.writes_refused or self.refused
+        refused = held_refusal(objects) or self._write_refusal(objects)
         if refused is not None:
             ctx.send(client, Done(message.request, refused, ""))
             return
@@ -201,19 +234,34 @@ class DiskDesk:
             return
         self.demote(objects, client, message.request)
 
+    def _write_refusal(self, objects: Iterable[Obj]) -> Reason | None:
+        """Why objects cannot be moved down now: there is no host memory for one, and the disk takes nothing."""
+        if all(map(self.host.covers, objects)):
+            return None
+        return self.writes_refused or self.refused
+
     def demote(self, objects: list[Obj], client: str, request: str) -> None:
-        """Write unpinned, sealed objects to disk and free their slots; answer the request with Done."""
+        """Move unpinned, sealed objects down and free their slots; answer the request with Done."""
         ctx = self.ctx
-        chunks = list(self._chunks([obj for obj in objects if obj.on_disk is None]))
-        demotion = Demotion(client, request, len(chunks))
+        new = [obj for obj in objects if not obj.on_a_tier]
+        to_host = [obj for obj in new if self.host.covers(obj)]
+        chunks = list(self._chunks([obj for obj in new if not self.host.covers(obj)]))
+        demotion = Demotion(client, request, 1 + len(to_host) + len(chunks))
         for obj in objects:
-            if obj.on_disk is not None:
-                self.extents.used(obj.on_disk[0], ctx.now)
+            if obj.on_a_tier:
+                self._used(obj)
                 ctx.books.evict(obj)
         for chunk in chunks:
             self._write(chunk, demotion)
-        if not demotion.left:
-            ctx.send(client, Done(request, demotion.refused, ""))
+        self.host.demote(to_host, demotion)
+        demotion.ended(ctx)
+
+    def _used(self, obj: Obj) -> None:
+        """A use of whatever copies lie below."""
+        if obj.below >= 0:
+            self.host.pools.use(obj.below)
+        if obj.on_disk is not None:
+            self.extents.used(obj.on_disk[0], self.ctx.now)
 
     def _chunks(self, objects: list[Obj]) -> Iterator[list[Obj]]:
         """What goes into one extent each."""
@@ -231,9 +279,8 @@ class DiskDesk:
         ctx = self.ctx
         entries = tuple(entry_of(obj) for obj in objects)
         nbytes = extent_bytes(entries)
-        if not self._make_room(nbytes):
-            demotion.left -= 1
-            demotion.refused = Reason.DISK_FULL
+        if not self.make_room(nbytes):
+            demotion.ended(ctx, Reason.DISK_FULL)
             return
         token, extent = ctx.number(), ctx.number()
         self.extents.used_bytes += nbytes
@@ -243,6 +290,9 @@ class DiskDesk:
         ctx.do(WriteExtent(token, extent, entries, tuple(obj.slot for obj in objects)))
 
     def written(self, event: DiskWritten) -> None:
+        if self.host.sunk(event):
+            self._go_on()
+            return
         writing = self._writing.pop(event.token, None)
         if writing is None:
             return
@@ -257,10 +307,7 @@ class DiskDesk:
                 books.demoted(obj, writing.extent, number)
             else:
                 books.demotion_failed(obj)
-        demotion.left -= 1
-        demotion.refused = demotion.refused or event.refused
-        if not demotion.left:
-            self.ctx.send(demotion.client, Done(demotion.request, demotion.refused, ""))
+        demotion.ended(self.ctx, event.refused)
 
     # --- back ----------------------------------------------------------------------------------
 
@@ -295,8 +342,9 @@ class DiskDesk:
             ctx.send(client, Done(message.request, failures[0], ""))
 
     def _restore_refusal(self, objects: list[Obj]) -> Reason | None:
-        if objects and self.refused is not None:
-            return self.refused
+        refused = next(filter(None, map(self.read_refusal, objects)), None)
+        if refused is not None:
+            return refused
         lacking = self.ctx.books.lacking(objects)
         return None if lacking is None else lacking.reason
 
@@ -323,6 +371,7 @@ class DiskDesk:
                 self._fall_back(obj, Reason.VERSION_CHANGED, for_good=False)
             self.ctx.counters["restores_cancelled"] += 1
             self.ctx.arrived(obj, Reason.VERSION_CHANGED)
+        self._go_on()
 
     def _unreserve(self, obj: Obj) -> None:
         self.line.reserved[obj.group, obj.shard] -= 1
@@ -330,34 +379,71 @@ class DiskDesk:
     def _fall_back(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
         """A restore failed: the object is on its tier again, if the tier still has it."""
         self.ctx.books.restore_failed(obj, reason, for_good=for_good)
-        if obj.on_disk is None:
+        if not obj.on_a_tier:
             self.ctx.books.forget(obj, evicted=False)
+
+    def _go_on(self) -> None:
+        """Host slots, or turns to read, may have come free."""
+        self.host.go_on()
+        self._read_more()
 
     def _read_more(self) -> None:
         config = self.ctx.config
-        picked: list[Obj] = []
-        while self.restoring + len(picked) < config.restores_max:
-            obj = self._queue.next()
+        from_host: list[Obj] = []
+        from_disk: list[tuple[Obj, int]] = []
+        """Objects, and the slots to read them into."""
+        while self.restoring + len(from_host) + len(from_disk) < config.restores_max:
+            obj = self._queue.next(self._has_a_way)
             if obj is None:
                 break
-            if obj.state is State.QUARANTINED or obj.on_disk is None:
+            if obj.state is State.QUARANTINED or not obj.on_a_tier:
                 self._never_read(obj)
-                continue
-            picked.append(obj)
-        for batch in self._batches(picked):
-            token = self.ctx.number()
-            reads, objects = [], {}
-            for obj in batch:
-                assert obj.on_disk is not None
-                reads.append((*obj.on_disk, obj.slot))
-                objects[obj.slot] = (obj, obj.on_disk[0])
-                self.extents.used(obj.on_disk[0], self.ctx.now)
-            self._reading[token] = Reading(objects, self.ctx.now, sum(obj.length for obj in batch))
-            self.ctx.do(ReadExtent(token, tuple(reads)))
+            elif obj.below >= 0:
+                from_host.append(obj)
+            elif self.host.covers(obj):
+                from_disk.append((obj, self.host.pools.take((obj.group, obj.shard))))
+            else:
+                from_disk.append((obj, obj.slot))
+        for objects in self._batches([(obj, obj.slot) for obj in from_host]):
+            self._copy_up([(obj, _extent(obj)) for obj, _ in objects])
+        for batch in self._batches(from_disk):
+            self._read_batch(batch)
+
+    def _has_a_way(self, obj: Obj) -> bool:
+        """Whether an object's bytes can come now: from host memory, or through it, or without it."""
+        if obj.below >= 0 or obj.on_disk is None or obj.state is State.QUARANTINED or not self.host.covers(obj):
+            return True
+        return self.host.room((obj.group, obj.shard))
+
+    def _read_batch(self, batch: list[tuple[Obj, int]]) -> None:
+        token, reads, objects = self.ctx.number(), [], {}
+        for obj, slot in batch:
+            assert obj.on_disk is not None
+            reads.append((*obj.on_disk, slot))
+            objects[slot] = (obj, _extent(obj))
+            self._used(obj)
+        self._reading[token] = Reading(objects, self.ctx.now, sum(obj.length for obj, _ in batch))
+        self.ctx.do(ReadExtent(token, tuple(reads)))
+
+    def _copy_up(self, batch: list[tuple[Obj, int | None]]) -> None:
+        """Copy objects from host memory to the slots that were reserved for them."""
+        ctx = self.ctx
+        token = ctx.number()
+        reading = Reading({}, ctx.now, sum(self._weight(obj) for obj, _ in batch))
+        pairs = []
+        for obj, extent in batch:
+            reading.objects[obj.slot] = (obj, extent)
+            reading.below[obj.slot] = obj.below
+            self.host.pools.borrow(obj.below)
+            self._used(obj)
+            pairs.append(Pair(obj.below, obj.slot, obj.length))
+        self._reading[token] = reading
+        deadline_s = ctx.now + ctx.config.transfer_timeout_s
+        ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s))
 
     def _never_read(self, obj: Obj) -> None:
         """Outdated, or gone from the disk, before it was its turn."""
-        self._queue.arrived(obj, None if obj.on_disk is None else obj.on_disk[0])
+        self._queue.arrived(obj, _extent(obj))
         self._unreserve(obj)
         if obj.state is State.QUARANTINED:
             self.ctx.books.quiet(obj)
@@ -366,13 +452,13 @@ class DiskDesk:
             self._fall_back(obj, Reason.RESTORE_FAILED, for_good=False)
             self.ctx.arrived(obj, Reason.RESTORE_FAILED)
 
-    def _batches(self, objects: list[Obj]) -> Iterator[list[Obj]]:
-        config, batch, size = self.ctx.config, list[Obj](), 0
-        for obj in objects:
+    def _batches(self, objects: list[tuple[Obj, int]]) -> Iterator[list[tuple[Obj, int]]]:
+        config, batch, size = self.ctx.config, list[tuple[Obj, int]](), 0
+        for obj, slot in objects:
             if batch and (len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes):
                 yield batch
                 batch, size = [], 0
-            batch.append(obj)
+            batch.append((obj, slot))
             size += obj.length
         if batch:
             yield batch
@@ -382,27 +468,92 @@ class DiskDesk:
         reading = self._reading.pop(event.token, None)
         if reading is None:
             return
-        books, good_bytes = self.ctx.books, 0
+        halfway: list[tuple[Obj, int | None]] = []
+        good_bytes = 0
         for result in event.restored:
             obj, extent = reading.objects.pop(result.slot)
-            self._queue.arrived(obj, extent)
-            self._unreserve(obj)
             refused = self.restore_refusal(obj, result.checksum, result.refused)
-            if obj.state is State.QUARANTINED:
-                books.quiet(obj)
-                refused = Reason.VERSION_CHANGED
-            elif refused is None:
-                books.restored(obj, obj.checksum)
-                good_bytes += obj.length
-                self.ctx.counters["restored_objects"] += 1
-                self.ctx.counters["restored_bytes"] += obj.length
+            good_bytes += obj.length if refused is None else 0
+            if result.slot == obj.slot:
+                self._landed(obj, extent, refused)
+            elif refused is None and obj.state is State.RESTORING:
+                self.host.pools.stand(result.slot, obj)
+                halfway.append((obj, extent))
             else:
-                self._fall_back(obj, refused, for_good=refused not in GOOD_AFTER_RETRY)
-                self.ctx.counters["restores_failed"] += 1
-            self.ctx.arrived(obj, refused)
+                self.host.pools.give_up(result.slot)
+                self._landed(obj, extent, refused)
         busy_s = self.rate.done(good_bytes, reading.since_s, self.ctx.now)
         self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
-        self._read_more()
+        if halfway:
+            self._copy_up(halfway)
+        self._go_on()
+
+    def copied(self, event: TransferDone) -> bool:
+        """Bytes were copied between host memory and the readers' slots; False if the copy is not of this desk."""
+        reading = self._reading.pop(event.token, None)
+        if reading is None:
+            if not self.host.copied(event):
+                return False
+            self._go_on()
+            return True
+        good_bytes = 0
+        for moved in event.moved:
+            obj, extent = reading.objects.pop(moved.slot)
+            copy = reading.below[moved.slot]
+            if not moved.quiet:
+                self._restless.setdefault(event.token, []).append(obj)
+                self._out_of_reach(obj, extent)
+            else:
+                refused = Reason.RESTORE_FAILED if moved.fault is not None else None
+                refused = self.restore_refusal(obj, moved.checksum, refused)
+                good_bytes += obj.length if refused is None else 0
+                if refused is Reason.CHECKSUM_MISMATCH and obj.below == copy and obj.on_disk is not None:
+                    self._try_the_disk(obj, extent)
+                else:
+                    self._landed(obj, extent, refused)
+            self.host.pools.give_back(copy)
+        self.host_rate.done(good_bytes, reading.since_s, self.ctx.now)
+        self._go_on()
+        return True
+
+    def _try_the_disk(self, obj: Obj, extent: int | None) -> None:
+        """The copy in host memory proved wrong, and the disk has another: that one is read."""
+        self.host.pools.drop(obj.below)
+        self._queue.arrived(obj, extent)
+        self._queue.put(obj, self.ctx.now)
+        self.ctx.counters["host_copies_wrong"] += 1
+
+    def _out_of_reach(self, obj: Obj, extent: int | None) -> None:
+        """Bytes may still arrive in the object's slot: nobody gets it until that is proven over."""
+        self._queue.arrived(obj, extent)
+        self._unreserve(obj)
+        if obj.state is not State.QUARANTINED:
+            self.ctx.books.quarantine(obj)
+        self.ctx.counters["restores_failed"] += 1
+        self.ctx.arrived(obj, Reason.RESTORE_FAILED)
+
+    def quiet(self, token: int) -> None:
+        """Proven: no byte of this transfer can still arrive."""
+        for obj in self._restless.pop(token, ()):
+            self.ctx.books.quiet(obj)
+        self.host.quiet(token)
+        self._go_on()
+
+    def _landed(self, obj: Obj, extent: int | None, refused: Reason | None) -> None:
+        """What was read for an object stands in its slot, or the reason it does not."""
+        self._queue.arrived(obj, extent)
+        self._unreserve(obj)
+        if obj.state is State.QUARANTINED:
+            self.ctx.books.quiet(obj)
+            refused = Reason.VERSION_CHANGED
+        elif refused is None:
+            self.ctx.books.restored(obj, obj.checksum)
+            self.ctx.counters["restored_objects"] += 1
+            self.ctx.counters["restored_bytes"] += obj.length
+        else:
+            self._fall_back(obj, refused, for_good=refused not in GOOD_AFTER_RETRY)
+            self.ctx.counters["restores_failed"] += 1
+        self.ctx.arrived(obj, refused)
 
     def restore_refusal(self, obj: Obj, checksum: bytes | None, refused: Reason | None) -> Reason | None:
         """Why restored bytes may not be used; None where their digest is the recorded one."""
@@ -422,18 +573,21 @@ class DiskDesk:
         yield from self._queue
         for reading in self._reading.values():
             yield from (obj for obj, _ in reading.objects.values())
+        for objects in self._restless.values():
+            yield from objects
 
     def pinned(self) -> Iterator[Obj]:
-        """Every object pinned while it is written to disk."""
+        """Every object pinned while it is moved down."""
         for writing in self._writing.values():
             yield from writing.objects
+        yield from self.host.pinned()
 
     # --- parked --------------------------------------------------------------------------------
 
     def park(self, client: str, request: str, objects: list[Obj]) -> None:
-        """Put what a preempted request leaves behind on disk, as far as nobody else holds it."""
+        """Move down what a preempted request leaves behind, as far as nobody else holds it."""
         free = [o for o in objects if o.visible and o.state is State.SEALED and o.bad is None and not held_refusal([o])]
-        refused = self.writes_refused or self.refused
+        refused = self._write_refusal(free)
         if refused is not None or not free:
             self.ctx.send(client, Done(request, refused, "" if refused else "nothing was left to nobody"))
             return
@@ -441,29 +595,18 @@ class DiskDesk:
 
     # --- extents -------------------------------------------------------------------------------
 
-    def forget_dropped(self) -> None:
-        """Extents whose last entry no object refers to are deleted."""
+    def forget_dropped(self) -> bool:
+        """Extents whose last entry no object refers to are deleted, and host slots freed; whether any came free."""
+        freed = self.host.forget_dropped()
+        if freed:
+            self._go_on()
         dropped = self.ctx.books.disk_dropped
         while dropped:
             extent, entry = dropped.pop()
             if self.extents.dropped(extent, entry):
                 self.ctx.do(DeleteExtent(extent))
+        return freed
 
 
-def entry_of(obj: Obj) -> ExtentEntry:
-    """What an extent's index says of one object."""
-    return ExtentEntry(
-        obj.group,
-        obj.shard,
-        obj.digest,
-        obj.position,
-        obj.revision,
-        obj.length,
-        obj.checksum,
-        obj.abi.fingerprint,
-        obj.abi.alignment_bytes,
-        obj.namespace,
-        obj.weights,
-        obj.tenant,
-        *(obj.place or (b"", b"")),
-    )
+def _extent(obj: Obj) -> int | None:
+    return None if obj.on_disk is None else obj.on_disk[0]

@@ -176,9 +176,11 @@ class HolderCore:
             case Undeliverable():
                 self._undeliverable(event.to, event.message)
             case TransferDone():
-                self.parts.transferred(event)
+                if not self.disk.copied(event):
+                    self.parts.transferred(event)
             case TransferQuiet():
                 self.parts.transfer_quiet(event.token)
+                self.disk.quiet(event.token)
             case Digested():
                 if not self.parts.digested(event.token, event.checksums):
                     self.pins.digested(event.token, event.checksums)
@@ -217,7 +219,8 @@ class HolderCore:
         if self.disk.start_due():
             self._drain_local()
             ctx.wake_at(ctx.now, self._next_turn)  # the next in a step of its own: live requests come between
-        self.disk.forget_dropped()
+        while self.disk.forget_dropped():
+            self._drain_local()
         self.events.flush()
         self.sampler.step()
         effects, ctx.effects = ctx.effects, []
@@ -408,6 +411,8 @@ class HolderCore:
             for obj in table.values():
                 if obj.weights in ctx.retired and not obj.first_out:
                     ctx.books.make_first_out(obj)
+                    if obj.below >= 0:
+                        self.disk.host.pools.first_out(obj.below)
 
     def _set_mode(self, message: SetMode) -> None:
         if message.number < self.mode_number:

@@ -201,7 +201,7 @@ def slots_lost(books: Books) -> int:
 
 
 def nothing_is_lost(core: HolderCore) -> list[Violation]:
-    """Every slot is free or owned, once; every owned slot and every pin is owed to somebody."""
+    """Every slot is free or owned, once; every owned slot and every pin is owed to somebody; host slots likewise."""
     books = core.ctx.books
     details = [f"slot {slot}: {have} pins, {due} are owed" for slot, have, due in _unlike(books.pins, _pins(core))]
     hands = {id(obj) for desk in (core.stores, core.parts, core.disk) for obj in desk.in_hand()}
@@ -228,6 +228,14 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
             if obj.slot != slot:
                 details.append(f"slot {slot} is owned by an object at slot {obj.slot}")
         details += _miscounted(core, key, owned, evictable)
+    details += core.disk.host.pools.faults()
+    copies = core.disk.host.pools.copies()
+    for table in books.table.values():
+        details += [
+            f"an object's host slot {obj.below} is not its copy"
+            for obj in table.values()
+            if obj.below >= 0 and copies.get(obj.below) is not obj
+        ]
     return [Violation("nothing_is_lost", detail) for detail in details]
 
 

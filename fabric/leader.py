@@ -468,11 +468,11 @@ class Leader:
             op.turn = None
             self._open_parts(op, tokens, found)
 
-    def _tier_need(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[Counter[tuple[int, int]], int]:
+    def _tier_need(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[Counter[tuple[int, int]], float]:
         """Slots by group and shard, and bytes, that a position takes from this holder's own tier."""
         me, view = self.ctx.config.holder, op.view
         need: Counter[tuple[int, int]] = Counter()
-        nbytes = 0
+        nbytes = 0.0
         if any(column.tier for (holder, _, _), column in view.columns.items() if holder == me):
             for plan in op.using.plan(tokens, self._revisions(op, tokens, found)):
                 for run in plan.local if plan.holder == me else ():
@@ -480,7 +480,7 @@ class Leader:
                     count = sum(tier >> i & 1 for i in run.indices)
                     if count:
                         need[run.group, run.shard] += count
-                        nbytes += count * self.ctx.model.groups[run.group].block_bytes
+                        nbytes += self.disk.weight_bytes(run, tier)
         return need, nbytes
 
     def _place_s(self, op: AcquireOp) -> float:
@@ -863,13 +863,12 @@ class Leader:
     def _finish_pending(self, op: AcquireOp, found: Resolution) -> None:
         """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
         cause, also = self._pending_cause(op, found)
-        nbytes = 0
+        nbytes = 0.0
         for plan in op.using.plan(found.tokens, found.revisions):
             for run in plan.local:
                 column = op.view.columns.get((plan.holder, run.group, run.shard))
                 if column is not None:
-                    count = sum(1 for i in run.indices if column.tier >> i & 1)
-                    nbytes += count * self.ctx.model.groups[run.group].block_bytes
+                    nbytes += self.disk.weight_bytes(run, column.tier)
         answer = Answer(
             op.request.request,
             Status.PENDING,

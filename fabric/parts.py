@@ -187,9 +187,9 @@ class PartDesk:
                     self._hold(part, index, obj)
                 elif obj.state is State.RESTORING:
                     self._await(part, index, obj, revision, from_tier=True)
-                elif self.disk.refused is not None:
-                    self._refuse(part, self.disk.refused, objects.group)
-                    self._bad_here(part, obj, index, self.disk.refused, from_tier=True)
+                elif (refused := self.disk.read_refusal(obj)) is not None:
+                    self._refuse(part, refused, objects.group)
+                    self._bad_here(part, obj, index, refused, from_tier=True)
                 else:
                     to_restore.append((index, obj, revision))
         return to_restore

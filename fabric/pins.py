@@ -101,8 +101,9 @@ class PinDesk:
                     return refusal
                 if obj.state in (State.ON_TIER, State.RESTORING) and not message.restore:
                     return Reason.RESTORE_PENDING
-                if obj.state is State.ON_TIER and self.disk.refused is not None:
-                    return self.disk.refused
+                refused = self.disk.read_refusal(obj) if obj.state is State.ON_TIER else None
+                if refused is not None:
+                    return refused
                 run.append((index, obj))
             pin.runs.append(run)
         return None
@@ -148,7 +149,7 @@ class PinDesk:
                 self._fail(pin, Reason.VERSION_CHANGED)
                 return
         lacking = ctx.books.lacking(to_restore)
-        refused = self.disk.refused if to_restore else None
+        refused = next(filter(None, map(self.disk.read_refusal, to_restore)), None)
         if refused is not None or lacking is not None:
             self._fail(pin, refused or (Reason.ADMISSION_LIMIT if lacking is None else lacking.reason))
             return

@@ -94,7 +94,8 @@ class Placer:
     def _move(self, run: HeldRun, place: int, slot: int) -> Move:
         old = self.ctx.books.owner[slot]
         assert old is not None, "a held slot has an owner"
-        new = replace(old, state=State.ABSENT, slot=-1, version=0, visible=False, books=None, on_disk=None)
+        bare = {"state": State.ABSENT, "slot": -1, "version": 0, "visible": False, "books": None}
+        new = replace(old, **bare, on_disk=None, below=-1)
         return Move(run, place, old, new)
 
     def _start(self, placing: Placing) -> None:

@@ -67,17 +67,22 @@ class Rate:
         self.bytes_per_s = 1 / seconds
         return busy_s
 
-    def seconds(self, nbytes: int) -> float:
+    def seconds(self, nbytes: float) -> float:
         """How long that many bytes take."""
         return nbytes / self.bytes_per_s
 
 
 class RestoreQueue:
-    """Objects that wait to be read, by place within their kind, and what is being read of each kind."""
+    """Objects that wait to be read, by place within their kind, and what is being read of each kind.
+
+    Those in host memory stand apart from those on disk: the latter may have to wait for the former to
+    give their host slots back, so none of them stands before one.
+    """
 
     def __init__(self, limits: Sequence[RestoreLimit]) -> None:
         self.limits = tuple(limits)
-        self._heaps: dict[ObjectKind, list[tuple[float, int, Obj]]] = {}
+        self._heaps: dict[tuple[ObjectKind, bool], list[tuple[float, int, Obj]]] = {}
+        """By kind, and whether they lie in host memory."""
         self._bytes: Counter[ObjectKind] = Counter()
         self._extents: dict[ObjectKind, Counter[int]] = {}
         self._count = 0
@@ -91,24 +96,26 @@ class RestoreQueue:
 
     def put(self, obj: Obj, place_s: float) -> None:
         self._count += 1
-        heapq.heappush(self._heaps.setdefault(obj.kind, []), (place_s, self._count, obj))
+        heapq.heappush(self._heaps.setdefault((obj.kind, obj.below >= 0), []), (place_s, self._count, obj))
 
-    def bytes_before(self, place_s: float) -> int:
-        """Bytes that wait with a place at or before that one."""
-        return sum(obj.length for heap in self._heaps.values() for place, _, obj in heap if place <= place_s)
+    def before(self, place_s: float) -> Iterator[Obj]:
+        """What waits with a place at or before that one."""
+        for heap in self._heaps.values():
+            yield from (obj for place, _, obj in heap if place <= place_s)
 
     def take(self, obj: Obj) -> None:
         """Let one step out of line."""
-        heap = self._heaps[obj.kind]
-        heap[:] = [entry for entry in heap if entry[2] is not obj]
-        heapq.heapify(heap)
+        for in_host in (False, True):
+            heap = self._heaps.get((obj.kind, in_host), [])
+            heap[:] = [entry for entry in heap if entry[2] is not obj]
+            heapq.heapify(heap)
 
-    def next(self) -> Obj | None:
-        """The next object that no limit holds back, now counted as being read; None if there is none."""
-        heads = [(heap[0], kind) for kind, heap in self._heaps.items() if heap]
-        for (_, _, obj), kind in sorted(heads, key=lambda head: head[0][:2]):
-            if not self._held_back(obj):
-                heapq.heappop(self._heaps[kind])
+    def next(self, ready: Callable[[Obj], bool]) -> Obj | None:
+        """The next object that is ready and no limit holds back, now counted as being read; None if there is none."""
+        heads = [(heap[0], heap) for heap in self._heaps.values() if heap]
+        for (_, _, obj), heap in sorted(heads, key=lambda head: head[0][:2]):
+            if not self._held_back(obj) and ready(obj):
+                heapq.heappop(heap)
                 self._charge(obj)
                 return obj
         return None

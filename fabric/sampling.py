@@ -65,7 +65,9 @@ class Sampler:
         ctx = self.ctx
         found: Occupancy = {}
         for layout in ctx.arena.layout.pools:
-            pool = ctx.books.pools[layout.group, layout.shard]
+            readers = layout.tier is ctx.arena.layout.readers_tier
+            pools = ctx.books.pools if readers else self.disk.host.pools.pools
+            pool = pools[layout.group, layout.shard]
             here = found.setdefault(ctx.model.groups[layout.group].kind, {})
             here[layout.tier] = here.get(layout.tier, 0) + (pool.slots - len(pool.free)) * layout.slot_bytes
         for kind, nbytes in self.disk.extents.bytes_of_kind.items():

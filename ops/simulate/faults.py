@@ -158,7 +158,13 @@ class Faults:
         self.world.feed(life, DiskState(None))
 
     def rot(self) -> bool:
-        """Bytes on disk turn: one object's, or a whole extent's."""
+        """Bytes on a tier turn: one object's, or a whole extent's."""
+        life = self._some_life() if self.world.host_slots else None
+        copies = [] if life is None else sorted(life.core.disk.host.pools.copies().items())
+        if life is not None and copies and self.rng.random() < 0.5:
+            slot, obj = self.rng.choice(copies)
+            life.arena.payload(slot)[self.rng.randrange(obj.length)] ^= 1 << self.rng.randrange(8)
+            return True
         disk = self.rng.choice(list(self.world.disks.values()))
         if not disk.extents:
             return False

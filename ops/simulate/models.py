@@ -10,7 +10,7 @@ from typing import Any
 from ...fabric.admission import ByteLimit
 from ...fabric.arena import ArenaLayout, PoolLayout
 from ...fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
-from ...fabric.kinds import ObjectKind
+from ...fabric.kinds import ObjectKind, Tier
 from ...fabric.messages import Prompt
 from ...fabric.model import ModelSpec
 from ...fabric.passport import Abi, AbiPassport
@@ -170,9 +170,20 @@ def random_slots(rng: random.Random, model: ModelSpec) -> list[int]:
     return [int(PROMPT_TOKENS_MAX // group.unit_tokens * room) + 2 for group in model.groups]
 
 
-def layout_of(slots: list[int], shards: tuple[int, ...]) -> ArenaLayout:
-    """A holder's arena: for each group a pool a shard."""
-    return ArenaLayout([PoolLayout(g, s, n, BLOCK_BYTES) for g, n in enumerate(slots) for s in shards])
+def random_host_slots(rng: random.Random, slots: list[int]) -> list[int]:
+    """Slots of host memory below each pool; none in half of all runs, where readers use host memory itself."""
+    if rng.random() < 0.5:
+        return []
+    share = rng.choice((0.15, 0.5, 1.5))
+    return [max(1, int(n * share)) for n in slots]
+
+
+def layout_of(slots: list[int], host_slots: list[int], shards: tuple[int, ...]) -> ArenaLayout:
+    """A holder's arena: for each group a pool a shard; with host slots, one of host memory below it."""
+    top = Tier.G1 if host_slots else Tier.G2
+    pools = [PoolLayout(g, s, n, BLOCK_BYTES, top) for g, n in enumerate(slots) for s in shards]
+    pools += [PoolLayout(g, s, n, BLOCK_BYTES, Tier.G2) for g, n in enumerate(host_slots) for s in shards]
+    return ArenaLayout(pools)
 
 
 def weights_name(number: int) -> str:

@@ -157,6 +157,8 @@ class Run:
                 "acquires": len(core.leader.ops) + len(core.leader.by_request) + len(core.leader.waiting),
                 "fetches": len(core.ctx.inflight),
                 "waiters": len(core.ctx.waiters),
+                "objects on their way down": core.disk.host.at_work,
+                "lost host slots": core.disk.host.pools.lost(),
             }
             for what, count in left.items():
                 if count:

@@ -60,6 +60,7 @@ from .models import (
     planned,
     random_chance,
     random_guess,
+    random_host_slots,
     random_limits,
     random_model,
     random_slots,
@@ -130,6 +131,7 @@ class World:
         self.library = Library(rng, self.model)
         self.chance = random_chance(rng)
         self.slots = random_slots(rng, self.model)
+        self.host_slots = random_host_slots(random.Random(f"host memory of {seed}"), self.slots)
         self.limits = random_limits(rng, self.model, self.slots)
         self.disk_bytes_max = rng.choice((400_000, 1_200_000))
         self.pin_ttl_s = rng.choice((0.25, 0.25, 2.0))
@@ -200,7 +202,7 @@ class World:
         node, shards = self.holders[name]
         self.incarnations[name] += 1
         incarnation = self.incarnations[name]
-        arena = heap_arena(layout_of(self.slots, shards), incarnation)
+        arena = heap_arena(layout_of(self.slots, self.host_slots, shards), incarnation)
         weights = weights_digest16(self.weights[-1])
         core = HolderCore(
             self.config(name), self.model, arena, incarnation, weights, planning=planning_of(self.model, self.guess)

@@ -21,11 +21,15 @@ from kvfabric.fabric.effects import (
     DiskState,
     DiskWritten,
     ExtentEntry,
+    Moved,
     ReadExtent,
     Received,
     Restored,
     Send,
+    StartTransfer,
     Tick,
+    TransferDone,
+    TransferFault,
     Undeliverable,
     WriteExtent,
 )
@@ -74,15 +78,24 @@ BLOCKS = 4
 
 
 class Disk:
-    """A holder's core over a disk whose reads end when the test says so, in the order it says."""
+    """A holder's core over a disk whose reads end when the test says so, in the order it says.
 
-    def __init__(self, slots: int = 32, **config: Any) -> None:
-        layout = ArenaLayout([PoolLayout(g, 0, slots, BLOCK) for g in range(2)])
+    With ``host_slots`` readers have GPU memory, and each pool so many slots of host memory below it.
+    """
+
+    def __init__(self, slots: int = 32, *, host_slots: int = 0, **config: Any) -> None:
+        readers = Tier.G1 if host_slots else Tier.G2
+        pools = [PoolLayout(g, 0, slots, BLOCK, readers) for g in range(2)]
+        pools += [PoolLayout(g, 0, host_slots, BLOCK, Tier.G2) for g in range(2) if host_slots]
+        layout = ArenaLayout(pools)
         self.arena = heap_arena(layout, 1)
         self.core = HolderCore(HolderConfig("n0", "n0", grants_always=True, **config), MODEL, self.arena, 1, WEIGHTS)
         self.now = 0.0
         self.replies: dict[str, Any] = {}
         self.reads: list[ReadExtent] = []
+        self.copies: list[StartTransfer] = []
+        """Copies within the arena that have not ended: those that come while ``hold_copies``."""
+        self.hold_copies = False
         self.sent: list[Any] = []
         self.extents: dict[int, list[tuple[ExtentEntry, bytes]]] = {}
         self.deleted: list[int] = []
@@ -109,6 +122,10 @@ class Disk:
                     self.handle(DiskWritten(effect.token, self.write_refused))
                 case ReadExtent():
                     self.reads.append(effect)
+                case StartTransfer():
+                    self.copies.append(effect)
+                    if not self.hold_copies:
+                        self.copy(effect)
                 case DeleteExtent():
                     self.deleted.append(effect.extent)
                     del self.extents[effect.extent]
@@ -200,6 +217,16 @@ class Disk:
             restored.append(Restored(slot, checksum(content)))
         self.reads.remove(read)
         self.handle(DiskRead(read.token, tuple(restored)))
+
+    def copy(self, copy: StartTransfer, fault: TransferFault | None = None) -> None:
+        moved = []
+        for pair in copy.pairs:
+            if fault is None:
+                self.arena.payload(pair.slot)[:] = self.arena.payload(pair.source_slot)
+            landed = checksum(self.arena.payload(pair.slot)) if fault is None else None
+            moved.append(Moved(pair.slot, landed, fault))
+        self.copies.remove(copy)
+        self.handle(TransferDone(copy.token, tuple(moved)))
 
     def finish_all(self) -> None:
         for _ in range(1000):

@@ -1,0 +1,190 @@
+"""The slots below the readers' own: copies in host memory of what a holder's GPU pools had.
+
+::
+
+    free -> filling -> standing (an object's ``below``) -> free
+                       standing and read: stays until the last reader gives it back
+
+One pool a group and shard, beside the readers' pool of that group; kinds never share. A standing
+copy is the object's only one, or a second beside its slot or its extent. What was used longest ago
+leaves first; what is being read, or promised to a restore, does not leave at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .arena import Arena, SlotState
+from .books import Obj
+from .lifecycle import State
+
+Key = tuple[int, int]
+"""Group and shard."""
+
+
+@dataclass(slots=True)
+class HostPool:
+    """The slots of one group and shard: ``first`` .. ``first + slots``."""
+
+    first: int
+    slots: int
+    free: list[int]
+    standing: OrderedDict[int, Obj] = field(default_factory=OrderedDict)
+    """By slot, the least recently used first."""
+    filling: set[int] = field(default_factory=set)
+    """Bytes are on their way into these."""
+    leaving: set[int] = field(default_factory=set)
+    """Nobody's any more, but still being read or not yet quiet."""
+
+
+class HostPools:
+    """All host slots of one holder; keeps the arena's headers of them in step."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.pools: dict[Key, HostPool] = {}
+        layout = arena.layout
+        for first, pool in zip(layout.first_slot, layout.pools, strict=True):
+            if pool.tier is not layout.readers_tier:
+                free = list(range(first + pool.slots - 1, first - 1, -1))
+                self.pools[pool.group, pool.shard] = HostPool(first, pool.slots, free)
+        self._readers: Counter[int] = Counter()
+        self.used_at: dict[int, int] = {}
+        """By standing slot: the count of uses when it was last used."""
+        self.uses = 0
+
+    def covers(self, obj: Obj) -> bool:
+        """Whether objects of this group and shard may lie in host memory."""
+        return (obj.group, obj.shard) in self.pools
+
+    def pool_of(self, slot: int) -> HostPool:
+        """The pool of a host slot. Raises KeyError for a slot of the readers' pools."""
+        layout = self.arena.layout.pools[self.arena.layout.pool_of(slot)]
+        return self.pools[layout.group, layout.shard]
+
+    # --- a slot's life -------------------------------------------------------------------------
+
+    def take(self, key: Key) -> int:
+        """A free slot, to be filled. Raises IndexError where none is free."""
+        pool = self.pools[key]
+        slot = pool.free.pop()
+        pool.filling.add(slot)
+        self.arena.begin_write(slot)
+        return slot
+
+    def stand(self, slot: int, obj: Obj) -> None:
+        """The bytes of a slot that was filled are the object's, proven: its copy below."""
+        pool = self.pool_of(slot)
+        pool.filling.remove(slot)
+        pool.standing[slot] = obj
+        obj.below = slot
+        self.arena.seal(slot, obj.length, obj.checksum, obj.digest[:16], obj.revision)
+        self.use(slot)
+
+    def use(self, slot: int) -> None:
+        """Mark a use of a standing copy."""
+        self.uses += 1
+        self.used_at[slot] = self.uses
+        self.pool_of(slot).standing.move_to_end(slot)
+
+    def first_out(self, slot: int) -> None:
+        """Let this standing copy leave before any other."""
+        self.used_at[slot] = 0
+        self.pool_of(slot).standing.move_to_end(slot, last=False)
+
+    def give_up(self, slot: int, *, quiet: bool = True) -> None:
+        """What was to fill this slot did not; without ``quiet`` its bytes may still come."""
+        pool = self.pool_of(slot)
+        pool.filling.remove(slot)
+        if quiet:
+            self._free(pool, slot)
+        else:
+            pool.leaving.add(slot)
+            self.arena.vacate(slot, SlotState.QUARANTINED)
+
+    def quiet(self, slot: int) -> None:
+        """Nothing writes any more to a slot that was given up."""
+        pool = self.pool_of(slot)
+        pool.leaving.remove(slot)
+        self._free(pool, slot)
+
+    def drop(self, slot: int) -> None:
+        """A standing copy is nobody's any more; its slot is free once nothing reads it."""
+        pool = self.pool_of(slot)
+        obj = pool.standing.pop(slot)
+        self.used_at.pop(slot, None)
+        if obj.below == slot:
+            obj.below = -1
+        if self._readers[slot]:
+            pool.leaving.add(slot)
+        else:
+            self._free(pool, slot)
+
+    def borrow(self, slot: int) -> None:
+        """Someone reads a standing copy: it stays where it is."""
+        self._readers[slot] += 1
+
+    def give_back(self, slot: int) -> None:
+        """One reader of a copy has ended."""
+        self._readers[slot] -= 1
+        if self._readers[slot]:
+            return
+        del self._readers[slot]
+        pool = self.pool_of(slot)
+        if slot in pool.leaving:
+            pool.leaving.remove(slot)
+            self._free(pool, slot)
+
+    def _free(self, pool: HostPool, slot: int) -> None:
+        self.arena.vacate(slot)
+        pool.free.append(slot)
+
+    # --- who may leave -------------------------------------------------------------------------
+
+    def idle(self, key: Key, used_before: int | None = None) -> Iterator[int]:
+        """Standing copies that may leave, the least recently used first; ``used_before``: only older ones."""
+        for slot, obj in self.pools[key].standing.items():
+            if used_before is not None and self.used_at[slot] > used_before:
+                return
+            if obj.below == slot and not self._readers[slot] and obj.state is not State.RESTORING:
+                yield slot
+
+    def busy(self, key: Key) -> bool:
+        """Whether a slot of this pool will be free or idle without anything being asked for it."""
+        pool = self.pools[key]
+        return bool(pool.filling or pool.leaving) or any(
+            self._readers[slot] or obj.state is State.RESTORING for slot, obj in pool.standing.items()
+        )
+
+    # --- books ---------------------------------------------------------------------------------
+
+    def faults(self) -> list[str]:
+        """What these pools say of themselves and is not so; empty when all is well."""
+        found = []
+        for (group, shard), pool in self.pools.items():
+            name = f"host pool {group}/{shard}"
+            parts = [set(pool.free), set(pool.standing), pool.filling, pool.leaving]
+            if len(parts[0]) != len(pool.free):
+                found.append(f"{name}: a slot is free twice")
+            if set().union(*parts) != set(range(pool.first, pool.first + pool.slots)):
+                found.append(f"{name}: a slot is lost, or another pool's")
+            if sum(map(len, parts)) != pool.slots:
+                found.append(f"{name}: a slot counts twice")
+            for slot, obj in pool.standing.items():
+                if obj.below != slot or not obj.visible:
+                    found.append(f"{name}: slot {slot} is a copy of what does not have it")
+                if (obj.group, obj.shard) != (group, shard):
+                    found.append(f"{name}: slot {slot} holds an object of {obj.group}/{obj.shard}")
+        return found
+
+    def copies(self) -> dict[int, Obj]:
+        """Every standing copy, by slot."""
+        return {slot: obj for pool in self.pools.values() for slot, obj in pool.standing.items()}
+
+    def lost(self) -> int:
+        """Slots that nothing accounts for: 0 unless there is a bug."""
+        return sum(
+            pool.slots - len({*pool.free, *pool.standing, *pool.filling, *pool.leaving}) for pool in self.pools.values()
+        )
