@@ -41,7 +41,7 @@ class Terms:
     tiers: bool
     replays: bool
     min_tokens: int = 0
-    queued_bytes: int = 0
+    queued_bytes: float = 0
     explain: bool = False
 
 

@@ -512,7 +512,8 @@ class DiskDesk:
                 else:
                     self._landed(obj, extent, refused)
             self.host.pools.give_back(copy)
-        self.host_rate.done(good_bytes, reading.since_s, self.ctx.now)
+        busy_s = self.host_rate.done(good_bytes, reading.since_s, self.ctx.now)
+        self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
         self._go_on()
         return True
 

@@ -38,7 +38,7 @@ class Offers:
     replayed: Counts
     moved: Mapping[str, Counts]
     restored: Counts
-    queued_bytes: int = 0
+    queued_bytes: float = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,7 +70,7 @@ class Planning(Protocol):
         ...
 
 
-def offers_of(view: View, *, tiers: bool, replays: bool, queued_bytes: int = 0) -> Offers:
+def offers_of(view: View, *, tiers: bool, replays: bool, queued_bytes: float = 0) -> Offers:
     """Everything that can be served from what the view knows; without ``tiers`` only out of memory.
 
     With ``replays``, each position also by a replay, unless that began at the start.

@@ -140,7 +140,7 @@ class LeastTime:
             total += self.line_of(source).over(moved)
         return total
 
-    def _restores(self, restored: NDArray[np.int64], queued_bytes: int) -> NDArray[np.float64]:
+    def _restores(self, restored: NDArray[np.int64], queued_bytes: float) -> NDArray[np.float64]:
         return self.restore.over(np.where(restored > 0, restored + queued_bytes, 0))
 
     def expected(self, offers: Offers, at: int) -> Expected:
