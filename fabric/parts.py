@@ -690,6 +690,11 @@ class PartDesk:
             return Reason.NOT_GRANTING
         return Reason.WEIGHTS_MISMATCH if weights != ctx.weights else None
 
+    def leader_gone(self, leader: str) -> None:
+        """Nobody will grant the shares of a leader that died."""
+        for op in [op for op, part in self.open_parts.items() if part.leader == leader]:
+            self.let_go(op)
+
     def let_go(self, op: str) -> None:
         """End a share; what is in flight still runs to its end, and keeps what it copies from."""
         part = self.open_parts.get(op)

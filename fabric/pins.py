@@ -279,6 +279,11 @@ class PinDesk:
         self.open.pop((pin.peer, pin.request.op), None)
         self._release(pin)
 
+    def peer_gone(self, peer: str) -> None:
+        """The requester died: nobody will end its pins. One that lives on unseen gets no proof of what it reads."""
+        for key, pin in [(key, pin) for key, pin in self.open.items() if key[0] == peer]:
+            self._drop(key, pin)
+
     def _drop(self, key: tuple[str, str], pin: SourcePin) -> None:
         """The requester never came back: its time is over."""
         if self.open.get(key) is pin:

@@ -21,6 +21,10 @@ from kvfabric.fabric.messages import (
     PartRenew,
     PartRenewed,
     PartReply,
+    PinEnd,
+    PinEnded,
+    PinReply,
+    PinRequest,
     Release,
     Renew,
     SetMode,
@@ -278,6 +282,34 @@ def test_a_leader_that_died_ends_its_leases_on_the_ranks(ranks: Holders) -> None
     assert ranks.cores["n1"].ctx.leases.live
     ranks.feed("n1", Received("supervisor", HolderGone("n0", 1)))
     assert not ranks.cores["n1"].ctx.leases.live
+
+
+def test_what_a_dead_leader_reserved_at_a_rank_is_let_go(ranks: Holders) -> None:
+    ranks.hold_back = lambda _, __, record: isinstance(record, PartGrant)
+    assert ranks.acquire("n0", P, readers=RANKS, patient=True) is None
+    assert accounting(ranks.cores["n1"]).pins
+    ranks.feed("n1", Received("supervisor", HolderGone("n2", 1)))
+    assert accounting(ranks.cores["n1"]).pins, "another holder's death is none of its business"
+    ranks.feed("n1", Received("supervisor", HolderGone("n0", 1)))
+    assert accounting(ranks.cores["n1"]).pins == 0
+    assert check(ranks.cores["n1"]) == []
+
+
+def test_what_a_source_pinned_for_a_dead_reader_is_let_go() -> None:
+    world = Holders(MODEL, {"n0": (0,), "n1": (0,)}, slots=12)
+    assert world.store("n0", P).refused is None
+    world.hold_back = lambda _, __, record: isinstance(record, PinReply | PinEnd)
+    assert world.acquire("n1", P, patient=True) is None
+    assert accounting(world.cores["n0"]).pins
+    world.feed("n0", Received("supervisor", HolderGone("n1", 1)))
+    assert accounting(world.cores["n0"]).pins == 0
+    # A reader that is taken for dead and reads on is promised nothing by the end of its pins.
+    world.hold_back = lambda *_: False
+    (asked,) = [record for sender, _, record in world.sent if sender == "n1" and isinstance(record, PinRequest)]
+    world.feed("n0", Received("n1", PinEnd(asked.op, ())))
+    first = next(record for _, _, record in world.sent if isinstance(record, PinEnded))
+    assert (first.op, first.versions) == (asked.op, ())
+    assert check(world.cores["n0"]) == []
 
 
 def test_a_frozen_share_whose_release_was_lost_asks_its_leader_and_ends(ranks: Holders) -> None:
