@@ -201,7 +201,7 @@ def launch(
         supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
         if supervisor is None:
             supervisor = started = ray_api.start_actor(
-                Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json()
+                Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json(), node=ray_api.head_node()
             )
         try:
             ray_api.call(supervisor.run.remote(), max(timeout_s, ray_api.CALL_TIMEOUT_S))

@@ -19,6 +19,8 @@ from ..fabric.kinds import FabricError
 NAMESPACE = "kvfabric"
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0
+HEAD = "node:__internal_head__"
+"""What the head alone offers."""
 
 
 class Unavailable(FabricError, ConnectionError):
@@ -65,6 +67,11 @@ def nodes() -> list[Node]:
         for n in _connected().nodes()
         if n["Alive"]
     ]
+
+
+def head_node() -> str | None:
+    """Ray id of the head: the cluster ends with it, so what must outlive every other node belongs there."""
+    return next((n.node for n in nodes() if HEAD in n.resources), None)
 
 
 def my_node() -> str:

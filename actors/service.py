@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import socket
 from collections.abc import Awaitable
 from typing import Any
@@ -30,6 +31,9 @@ from .mesh import Mesh
 logger = logging.getLogger(__name__)
 
 HANDLE_TIMEOUT_S = 120.0
+ORPHAN_POLL_S = 1.0
+ORPHANED = 70
+"""Exit status of a process whose parent died."""
 UNIX_CLIENT, TCP_CLIENT, HANDLE_CLIENT = "client:unix", "client:tcp", "client:handle"
 """What clients are called by the way they came, the connection's number behind it; all that use the handle are one."""
 
@@ -37,6 +41,17 @@ UNIX_CLIENT, TCP_CLIENT, HANDLE_CLIENT = "client:unix", "client:tcp", "client:ha
 def _name_of(record: Any) -> str:
     """The name by which a reply finds its request."""
     return str(getattr(record, "request", None) or getattr(record, "op", ""))
+
+
+async def _end_with_parent(parent: int) -> None:
+    """End this process once its parent died: it would keep its memory for ever, and nobody would find it.
+
+    A raylet that is killed does not take its actors along (Ray 2.60), and the cluster takes them for dead.
+    """
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(ORPHAN_POLL_S)
+    logger.warning("the process that started this one is gone: it ends too")
+    os._exit(ORPHANED)
 
 
 def _client_of(conn: ConnectionInfo) -> str:
@@ -97,6 +112,7 @@ class Service:
         self._servers: list[ControlServer] = []
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self._peers: dict[int, str] = {}
+        self._watch: asyncio.Task[None] | None = None
         self.requests_refused = 0
 
     # --- for subclasses ------------------------------------------------------------------------
@@ -164,6 +180,7 @@ class Service:
         host = self.host or socket.gethostbyname(socket.gethostname())
         tcp = await serve_tcp(host, 0, door_secret(self._secret), self._serve, closed=self._closed)
         self._servers = [unix, tcp]
+        self._watch = asyncio.get_running_loop().create_task(_end_with_parent(os.getppid()))
         return Member(
             self.address,
             self.incarnation,
@@ -177,6 +194,8 @@ class Service:
 
     async def close(self) -> None:
         """Stop listening and let every connection go."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self.mesh.close()
         for server in self._servers:
             await server.close()

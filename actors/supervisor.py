@@ -11,6 +11,7 @@ import asyncio
 import functools
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -165,7 +166,7 @@ class Supervisor(Rehearsed):
         known = self.core.processes.get(shard)
         if known is not None and known.wanted.node in self._nodes:
             return known.wanted.node
-        workers = [n for n in hosts if "node:__internal_head__" not in n.resources]
+        workers = [n for n in hosts if ray_api.HEAD not in n.resources]
         places = sorted(n.node for n in workers or hosts)
         return places[number % len(places)]
 
@@ -354,6 +355,7 @@ class Supervisor(Rehearsed):
         return json.dumps(
             {
                 "fabric": self.fabric,
+                "pid": os.getpid(),
                 "model": self.spec.model.name,
                 "weights": self.weights,
                 "bypassed": self.core.bypassed,
