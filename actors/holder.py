@@ -69,7 +69,8 @@ from ..fabric.messages import (
     WriteSlots,
 )
 from ..fabric.series import dumped
-from ..policies.planning import planning_of
+from ..policies.limits import quotas
+from ..policies.planning import disk_admission_of, planning_of
 from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
 from ..transport.disk.faults import DiskFault
@@ -134,6 +135,8 @@ class Holder(Service):
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
             attempt_ttl_s=spec.attempt_ttl_s,
+            limits=spec.limits.byte_limits(spec.model),
+            quotas=quotas(spec.limits.by_tenant),
             **restore_settings(spec.disk),
         )
         self.core = HolderCore(
@@ -143,6 +146,7 @@ class Holder(Service):
             self.incarnation,
             setup["weights"],
             planning=planning_of(spec.model, spec.costs.guess()),
+            writing=disk_admission_of(spec.disk.admission if spec.disk is not None else "all"),
         )
         self.door = TransferDoor(self.core) if spec.testing else None
         self.disk = disk_tier(

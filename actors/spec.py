@@ -14,12 +14,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from ..fabric.admission import ByteLimit
 from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
 from ..fabric.kinds import ObjectKind, SpecError
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
 from ..policies.checkpoint import checkpoint_policy
 from ..policies.costs import CostGuess
+from ..policies.limits import FLOOR_SHARE, KindLimit, TenantLimit, byte_limits
 from .shards import DIRECTORY_SHARDS_MAX
 
 SLOTS_MAX = 1 << 24
@@ -87,7 +89,8 @@ class DiskSpec(BaseModel):
     on the file system; ``codec``: how blocks are packed where that saves a page; ``bytes_per_s``: what one
     holder's reads and writes may move together, None for no limit. ``restore_bytes_max``: in flight at a time,
     ``restore_limits``: of one kind (``compressed_history``, ...); ``restore_share``: which part of each pool may be
-    reserved for restores, so that a burst of them leaves room for stores.
+    reserved for restores, so that a burst of them leaves room for stores. ``admission``: ``second_touch`` writes
+    only what was used twice; a parked request's state is always written.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,6 +103,7 @@ class DiskSpec(BaseModel):
     restore_bytes_max: int = Field(default=64 << 20, ge=1)
     restore_share: float = Field(default=0.5, gt=0, le=1)
     restore_limits: dict[ObjectKind, RestoreLimitSpec] = Field(default_factory=dict)
+    admission: Literal["all", "second_touch"] = "all"
 
     @field_validator("path")
     @classmethod
@@ -107,6 +111,47 @@ class DiskSpec(BaseModel):
         if not Path(path).is_absolute():
             raise ValueError(f"{path!r} is not absolute: every node must find its own folder there")
         return path
+
+
+class KindLimitSpec(BaseModel):
+    """``bytes_max``: of one kind on a holder; ``floor``: its own share of every limit on all kinds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes_max: int | None = Field(default=None, ge=1)
+    floor: float = Field(default=FLOOR_SHARE, ge=0, le=1)
+
+
+class TenantLimitSpec(BaseModel):
+    """What a tenant may have of one holder at a time: bytes, leases, requests that wait for a tier."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes_max: int | None = Field(default=None, ge=1)
+    leases_max: int | None = Field(default=None, ge=1)
+    restores_max: int | None = Field(default=None, ge=1)
+
+
+class LimitsSpec(BaseModel):
+    """Admission to one holder. ``bytes_max``: all kinds together, where less than its memory; ``kinds``: by kind;
+    ``tenants``: by tenant, ``"*"`` for each that is not named.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes_max: int | None = Field(default=None, ge=1)
+    kinds: dict[ObjectKind, KindLimitSpec] = Field(default_factory=dict)
+    tenants: dict[str, TenantLimitSpec] = Field(default_factory=dict)
+
+    @property
+    def by_tenant(self) -> dict[str, TenantLimit]:
+        """The same as the policy takes it."""
+        return {tenant: TenantLimit(**limit.model_dump()) for tenant, limit in self.tenants.items()}
+
+    def byte_limits(self, model: ModelSpec) -> tuple[ByteLimit, ...]:
+        """The limits of a holder of this model. Raises SpecError naming the field."""
+        kinds = {kind: KindLimit(limit.bytes_max, limit.floor) for kind, limit in self.kinds.items()}
+        return byte_limits(model, self.bytes_max, kinds, self.by_tenant)
 
 
 class CostSpec(BaseModel):
@@ -137,6 +182,7 @@ class FabricSpec(BaseModel):
     ``disk``: the local disk tier; without it, nothing is written anywhere.
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
     ``costs``: what a model with ``plan: cost`` starts from.
+    ``limits``: what kinds and tenants may take of each holder.
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
     still until it is moved, so anyone who may connect can break it: never on a fabric that serves.
     """
@@ -156,6 +202,7 @@ class FabricSpec(BaseModel):
     disk: DiskSpec | None = None
     checkpoint: str = "all"
     costs: CostSpec = Field(default_factory=CostSpec)
+    limits: LimitsSpec = Field(default_factory=LimitsSpec)
     verify: Literal["headers", "always"] = "headers"
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
@@ -183,6 +230,10 @@ class FabricSpec(BaseModel):
             for name, count in counts.items():
                 if not 1 <= count <= SLOTS_MAX:
                     raise ValueError(f"{field}.{name}: {count} is not within 1..{SLOTS_MAX}")
+        try:
+            self.limits.byte_limits(self.model)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
         if self.holders_per_node > self.model.shards:
             raise ValueError(
                 f"holders_per_node: {self.holders_per_node} are more than the model's {self.model.shards} shards"

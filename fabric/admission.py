@@ -1,4 +1,4 @@
-"""Admission: byte limits per kind and tenant, and the line of those that wait for room.
+"""Admission: what a holder may take in, and the line of those that wait for room.
 
 A limit is checked and charged in the same step: an object is charged when it takes a slot and
 discharged when the slot is free again, by whatever path (store, fetch, restore, eviction), because
@@ -8,7 +8,11 @@ first.
 
     whole need or nothing    a need is asked for all its pools and limits at once
     larger than the limit    never waits: no eviction can make that room
+    a floor for a kind       so much of a limit on all kinds is kept free for one of them, or in use by it
     over a tenant's limit    refused as ``quota``; over any other, ``admission_limit``
+
+A tenant's leases and restores are counted here too: a lease from grant to end, a restore for as long
+as a request waits for a tier.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .kinds import ObjectKind, Reason
-from .messages import Cap
+from .kinds import ObjectKind, Reason, SpecError
+from .messages import Cap, CapShare
 from .model import ModelSpec
 
 if TYPE_CHECKING:
@@ -38,13 +42,22 @@ class ByteLimit:
     """At most ``bytes_max`` bytes of slots in one scope of one holder.
 
     ``kind`` None: all kinds together. ``tenant`` None: all tenants together, or with
-    ``each_tenant`` every tenant by itself.
+    ``each_tenant`` every tenant by itself ``but`` those that have a limit of their own. ``floors``:
+    bytes of a limit on all kinds that only this kind may take; together at most the limit.
     """
 
     bytes_max: int
     kind: ObjectKind | None = None
     tenant: str | None = None
     each_tenant: bool = False
+    floors: tuple[tuple[ObjectKind, int], ...] = ()
+    but: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.floors and self.kind is not None:
+            raise SpecError("floors: a limit on one kind has none")
+        if sum(floor for _, floor in self.floors) > self.bytes_max:
+            raise SpecError(f"floors: together they are more than the limit of {self.bytes_max} bytes")
 
     @property
     def reason(self) -> Reason:
@@ -52,7 +65,20 @@ class ByteLimit:
         return Reason.QUOTA if self.tenant is not None or self.each_tenant else Reason.ADMISSION_LIMIT
 
     def concerns(self, kind: ObjectKind, tenant: str) -> bool:
-        return self.kind in (None, kind) and self.tenant in (None, tenant)
+        return self.kind in (None, kind) and self.tenant in (None, tenant) and tenant not in self.but
+
+
+@dataclass(frozen=True, slots=True)
+class TenantQuota:
+    """How many leases one tenant may hold of a holder, and how many of its requests may restore there, at a time."""
+
+    leases_max: int | None = None
+    restores_max: int | None = None
+
+
+UNLIMITED = TenantQuota()
+EVERY_TENANT = "*"
+"""Under which the quota stands of tenants that have none of their own."""
 
 
 @dataclass(slots=True)
@@ -60,14 +86,30 @@ class Scope:
     """What one limit counts, for one tenant if it is a limit of each."""
 
     limit: ByteLimit
-    used_bytes: int = 0
-    evictable_bytes: int = 0
+    used: Counter[ObjectKind] = field(default_factory=Counter)
+    evictable: Counter[ObjectKind] = field(default_factory=Counter)
     order: list[tuple[int, int, int, Obj]] = field(default_factory=list)
     """Heap of what may make room here, as a pool's."""
 
     @property
+    def used_bytes(self) -> int:
+        return self.used.total()
+
+    def committed(self, more: Mapping[ObjectKind, int] | None = None, *, evicted: bool = False) -> int:
+        """Bytes in use, ``more`` added, and what the floors keep free beyond it; ``evicted``: after all that may leave did."""
+        floors, more = dict(self.limit.floors), more or {}
+        return sum(
+            max(floors.get(kind, 0), self.used[kind] - (self.evictable[kind] if evicted else 0) + more.get(kind, 0))
+            for kind in {*self.used, *floors, *more}
+        )
+
+    @property
     def room_bytes(self) -> int:
-        return self.limit.bytes_max - self.used_bytes + self.evictable_bytes
+        return self.limit.bytes_max - self.committed(evicted=True)
+
+    def makes_room(self, victim: Obj, newcomer: Obj) -> bool:
+        """Whether it helps the newcomer that this one leaves: another kind at its floor would leave for nothing."""
+        return victim.kind is newcomer.kind or self.used[victim.kind] > dict(self.limit.floors).get(victim.kind, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +124,16 @@ class Lack:
 class AdmissionBook:
     """The limits of one holder and what is charged to them. Without limits it costs nothing."""
 
-    def __init__(self, model: ModelSpec, limits: Sequence[ByteLimit] = ()) -> None:
+    def __init__(
+        self, model: ModelSpec, limits: Sequence[ByteLimit] = (), quotas: Mapping[str, TenantQuota] | None = None
+    ) -> None:
         self.model = model
         self.limits = tuple(limits)
+        self.quotas = dict(quotas or {})
+        self.leases: Counter[str] = Counter()
+        """Live leases by tenant."""
+        self.restores: Counter[str] = Counter()
+        """Requests that wait for a tier, by tenant."""
         self._scopes: dict[tuple[int, str], Scope] = {}
         self._bytes = [spec.block_bytes for spec in model.groups]
 
@@ -104,12 +153,12 @@ class AdmissionBook:
         """The first limit that cannot take all these objects at once; None if all can."""
         if not self.limits:
             return None
-        needs: dict[int, tuple[Scope, int]] = {}
+        needs: dict[int, tuple[Scope, Counter[ObjectKind]]] = {}
         for obj in objects:
             for scope in self.scopes(obj.kind, obj.tenant):
-                need = needs.get(id(scope), (scope, 0))[1] + self._bytes[obj.group]
-                needs[id(scope)] = (scope, need)
-                if need > scope.room_bytes:
+                _, need = needs.setdefault(id(scope), (scope, Counter()))
+                need[obj.kind] += self._bytes[obj.group]
+                if scope.committed(need, evicted=True) > scope.limit.bytes_max:
                     return Lack(obj.group, obj.shard, scope.limit.reason)
         return None
 
@@ -117,38 +166,70 @@ class AdmissionBook:
         """What each limit leaves one tenant, for a planner elsewhere."""
         found = []
         for i, limit in enumerate(self.limits):
-            groups = tuple(g for g, spec in enumerate(self.model.groups) if limit.concerns(spec.kind, tenant))
+            kinds = [spec.kind if limit.concerns(spec.kind, tenant) else None for spec in self.model.groups]
+            groups = tuple(g for g, kind in enumerate(kinds) if kind is not None)
             if groups:
                 scope = self._scopes.get((i, tenant if limit.each_tenant else "")) or Scope(limit)
-                found.append(Cap(groups, max(scope.room_bytes, 0), limit.bytes_max, limit.reason))
+                floors = dict(limit.floors)
+                shares = tuple(
+                    CapShare(
+                        tuple(g for g in groups if kinds[g] is kind),
+                        scope.used[kind] - scope.evictable[kind],
+                        floors.get(kind, 0),
+                    )
+                    for kind in sorted({*scope.used, *floors, *(k for k in kinds if k is not None)})
+                )
+                found.append(Cap(groups, max(scope.room_bytes, 0), limit.bytes_max, limit.reason, shares))
         return tuple(found)
 
     def over(self, obj: Obj) -> Scope | None:
         """A scope that must make room before this object is charged; None if none must."""
         size = self._bytes[obj.group]
         for scope in self.scopes(obj.kind, obj.tenant):
-            if scope.used_bytes + size > scope.limit.bytes_max:
+            if scope.committed({obj.kind: size}) > scope.limit.bytes_max:
                 return scope
         return None
+
+    # --- quotas --------------------------------------------------------------------------------
+
+    def quota(self, tenant: str) -> TenantQuota:
+        """A tenant's own quota, or that of every tenant."""
+        return self.quotas.get(tenant) or self.quotas.get(EVERY_TENANT, UNLIMITED)
+
+    def may_lease(self, tenant: str) -> bool:
+        most = self.quota(tenant).leases_max if self.quotas else None
+        return most is None or self.leases[tenant] < most
+
+    def may_restore(self, tenant: str) -> bool:
+        most = self.quota(tenant).restores_max if self.quotas else None
+        return most is None or self.restores[tenant] < most
+
+    def leased(self, tenant: str, change: int) -> None:
+        """A lease of the tenant's began (+1) or ended (-1)."""
+        _count(self.leases, tenant, change)
+
+    def restoring(self, tenant: str, change: int) -> None:
+        """A request of the tenant's began (+1) to wait for a tier, or ended to (-1)."""
+        _count(self.restores, tenant, change)
 
     # --- charging ------------------------------------------------------------------------------
 
     def charge(self, obj: Obj) -> None:
         """The object took a slot."""
         for scope in self.scopes(obj.kind, obj.tenant):
-            scope.used_bytes += self._bytes[obj.group]
+            scope.used[obj.kind] += self._bytes[obj.group]
 
     def discharge(self, obj: Obj) -> None:
         """The object's slot is free."""
         for scope in self.scopes(obj.kind, obj.tenant):
-            scope.used_bytes -= self._bytes[obj.group]
+            scope.used[obj.kind] -= self._bytes[obj.group]
         for key in [k for k, s in self._scopes.items() if not s.used_bytes]:
             del self._scopes[key]
 
     def evictable(self, obj: Obj, sign: int) -> None:
         """The object became evictable (+1) or no longer is (-1)."""
         for scope in self.scopes(obj.kind, obj.tenant):
-            scope.evictable_bytes += sign * self._bytes[obj.group]
+            scope.evictable[obj.kind] += sign * self._bytes[obj.group]
 
     def enqueue(self, obj: Obj, entry: tuple[int, int, int, Obj]) -> None:
         """Let the object make room in its scopes in its turn."""
@@ -163,22 +244,40 @@ class AdmissionBook:
         """What is over a limit, or charged otherwise than owned."""
         if not self.limits:
             return []
-        by_group = Counter((obj.group, obj.tenant) for obj in owners if obj is not None)
-        owned: dict[tuple[int, str], int] = {}
-        for (group, tenant), count in by_group.items():
+        owned: dict[tuple[int, str], Counter[ObjectKind]] = {}
+        for (group, tenant), count in Counter((obj.group, obj.tenant) for obj in owners if obj is not None).items():
+            kind = self.model.groups[group].kind
             for i, limit in enumerate(self.limits):
-                if limit.concerns(self.model.groups[group].kind, tenant):
+                if limit.concerns(kind, tenant):
                     key = (i, tenant if limit.each_tenant else "")
-                    owned[key] = owned.get(key, 0) + count * self._bytes[group]
+                    owned.setdefault(key, Counter())[kind] += count * self._bytes[group]
         found = []
         for key in sorted(owned.keys() | self._scopes.keys()):
-            limit = self.limits[key[0]]
-            used, charged = owned.get(key, 0), self._scopes[key].used_bytes if key in self._scopes else 0
-            if used > limit.bytes_max:
-                found.append(f"{used} bytes are in use, the limit is {limit}")
-            if used != charged:
-                found.append(f"{used} bytes are in use, {charged} are charged to {limit}")
+            limit, used = self.limits[key[0]], owned.get(key, Counter[ObjectKind]())
+            charged = self._scopes[key].used if key in self._scopes else Counter[ObjectKind]()
+            if used.total() > limit.bytes_max:
+                found.append(f"{used.total()} bytes are in use, the limit is {limit}")
+            if Scope(limit, used).committed() > limit.bytes_max:
+                found.append(f"{dict(used)} bytes are in use, which leaves a kind less than its floor of {limit}")
+            if +used != +charged:
+                found.append(f"{dict(used)} bytes are in use, {dict(charged)} are charged to {limit}")
         return found
+
+    def over_quota(self) -> list[str]:
+        """Tenants that hold more than they may."""
+        counted = (("leases", self.leases), ("restores", self.restores))
+        return [
+            f"{count} {what} of tenant {tenant!r}, the quota is {most}"
+            for what, counts in counted
+            for tenant, count in counts.items()
+            if (most := getattr(self.quota(tenant), f"{what}_max")) is not None and count > most
+        ]
+
+
+def _count(counts: Counter[str], tenant: str, change: int) -> None:
+    counts[tenant] += change
+    if counts[tenant] <= 0:
+        del counts[tenant]
 
 
 def compacted(order: list[tuple[int, int, int, Obj]]) -> list[tuple[int, int, int, Obj]]:

@@ -15,14 +15,15 @@ are charged where a slot gets its owner and discharged where it loses it, here a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .admission import AdmissionBook, ByteLimit, Lack, compacted
+from .admission import AdmissionBook, ByteLimit, Lack, TenantQuota, compacted
 from .arena import Arena, SlotState
 from .kinds import ObjectKind, ProtocolError, Reason
 from .lifecycle import REPLACE_VERB, State, Verb, advance
@@ -30,6 +31,7 @@ from .messages import Column, Objects, Prompt, Room, SlotRun
 from .model import ModelSpec
 from .passport import Abi
 from .segments import ChainPlace
+from .writing import DiskAdmission
 
 DIGEST_BYTES = 32
 FIRST_OUT = -1
@@ -172,9 +174,16 @@ def split(blob: bytes) -> list[bytes]:
 class Books:
     """Objects, pools and slots of one holder; keeps the arena's headers in step."""
 
-    def __init__(self, model: ModelSpec, shards: Sequence[int], arena: Arena, limits: Sequence[ByteLimit] = ()) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        shards: Sequence[int],
+        arena: Arena,
+        limits: Sequence[ByteLimit] = (),
+        quotas: Mapping[str, TenantQuota] | None = None,
+    ) -> None:
         self.model = model
-        self.admission = AdmissionBook(model, limits)
+        self.admission = AdmissionBook(model, limits, quotas)
         self.shards = tuple(shards)
         self.arena = arena
         self.owner: list[Obj | None] = [None] * arena.layout.slots
@@ -195,6 +204,10 @@ class Books:
         self.pins = np.zeros(slots, dtype=np.int32)
         self.frozen = np.zeros(slots, dtype=np.int32)
         self.last_use = np.zeros(slots, dtype=np.int64)
+        self.uses = np.zeros(slots, dtype=np.int32)
+        """How often the slot's object was used (stored, leased), where ``writing`` asks for it."""
+        self.writing: DiskAdmission | None = None
+        """What may go to disk; None: everything."""
         self.queued = np.zeros(slots, dtype=np.bool_)
         """Whether the slot's object has an entry in its pool's order, however old."""
         self.versions = np.zeros(slots, dtype="<u8")
@@ -244,6 +257,8 @@ class Books:
         """Mark a use of these slots' objects. Their places in the pools' orders are put right when met."""
         self.tick += 1
         self.last_use[slots] = self.tick
+        if self.writing is not None:
+            self.uses[slots] += 1
 
     def locate(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int]:
         """The slots of usable objects in memory, by digest; -1 for what is elsewhere or nowhere."""
@@ -340,7 +355,7 @@ class Books:
         if occupant is not None:
             self.evict(occupant)
         while (scope := self.admission.over(obj)) is not None:
-            self.evict(self._victim(scope.order, f"limit {scope.limit}"))
+            self.evict(self._victim(scope.order, f"limit {scope.limit}", partial(scope.makes_room, newcomer=obj)))
         self.pools[obj.group, obj.shard].free.remove(slot)
         obj.advance(Verb.RESERVE)
         self._own(obj, slot)
@@ -356,32 +371,45 @@ class Books:
         """A free slot for the object, its limits kept: whatever must leave for that leaves now."""
         pool = self.pools[obj.group, obj.shard]
         while (scope := self.admission.over(obj)) is not None:
-            self.evict(self._victim(scope.order, f"limit {scope.limit}"))
+            self.evict(self._victim(scope.order, f"limit {scope.limit}", partial(scope.makes_room, newcomer=obj)))
         if not pool.free:
             self.evict(self._victim(pool.order, f"pool {pool.group}/{pool.shard}"))
         return pool.free.pop()
 
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
+        self.uses[slot] = 0
         self.admission.charge(obj)
         obj.slot, obj.books = slot, self
         obj.version = self.arena.begin_write(slot)
         self.versions[slot] = obj.version
 
-    def _victim(self, order: list[Place], where: str) -> Obj:
-        """The first in turn that may leave. Entries that are out of date are put right on the way."""
+    def _victim(self, order: list[Place], where: str, helps: Callable[[Obj], bool] = lambda _: True) -> Obj:
+        """The first in turn that may leave, and helps. Entries that are out of date are put right on the way."""
+        passed: list[Place] = []
+        found = self._next_victim(order, helps, passed)
+        for place in passed:
+            heapq.heappush(order, place)
+        if found is None:
+            raise ProtocolError(f"{where}: reserved without room")
+        self.victims += 1
+        return found
+
+    def _next_victim(self, order: list[Place], helps: Callable[[Obj], bool], passed: list[Place]) -> Obj | None:
         while order:
-            use, _, _, obj = heapq.heappop(order)
+            place = heapq.heappop(order)
+            use, _, _, obj = place
             if obj.slot < 0 or self.owner[obj.slot] is not obj:
                 continue
             if not obj.evictable:
                 self.queued[obj.slot] = False
             elif use != self._turn(obj):
                 heapq.heappush(order, self._place(obj))
+            elif not helps(obj):
+                passed.append(place)
             else:
-                self.victims += 1
                 return obj
-        raise ProtocolError(f"{where}: reserved without room")
+        return None
 
     def _turn(self, obj: Obj) -> int:
         return FIRST_OUT if obj.first_out else obj.last_use
@@ -504,6 +532,8 @@ class Books:
             self._free(obj)
             self._changed(Change(obj, gone=False, evicted=False))
             return
+        if self.writing is not None:
+            self.writing.left(obj.digest)
         self._leave(obj, Verb.EVICT, evicted=True, announce=True)
 
     def forget(self, obj: Obj, *, evicted: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .admission import ByteLimit
+from .admission import ByteLimit, TenantQuota
 from .arena import Arena
 from .books import Books, Obj
 from .effects import Effect, Send
@@ -26,6 +26,7 @@ from .restores import Behalf, RestoreLimit
 from .segments import Router
 from .series import Histogram
 from .wakes import Wake, Wakes
+from .writing import DiskAdmission
 
 Waiter = Callable[[Obj, Reason | None], None]
 """Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
@@ -75,6 +76,8 @@ class HolderConfig:
     extent_objects_max: int = 4096
     extent_bytes_max: int = 256 << 20
     limits: tuple[ByteLimit, ...] = ()
+    quotas: tuple[tuple[str, TenantQuota], ...] = ()
+    """By tenant; ``EVERY_TENANT`` for those that have none of their own."""
     ageing_s: float = 5.0
     event_ack_s: float = 1.0
     event_batches_kept: int = 64
@@ -99,6 +102,7 @@ class HolderContext:
         weights: bytes,
         *,
         planning: Planning | None = None,
+        writing: DiskAdmission | None = None,
     ) -> None:
         self.config = config
         self.planning = planning
@@ -106,7 +110,8 @@ class HolderContext:
         self.model = model
         self.arena = arena
         self.incarnation = incarnation
-        self.books = Books(model, config.shards, arena, config.limits)
+        self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas))
+        self.books.writing = writing
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)))
         """Which directory shard answers for which part of a chain."""
         self.changes_told = 0

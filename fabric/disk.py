@@ -232,7 +232,17 @@ class DiskDesk:
         if not objects:
             ctx.send(client, Done(message.request, None, "nothing was in memory"))
             return
-        self.demote(objects, client, message.request)
+        self.demote(self.worth_writing(objects), client, message.request)
+
+    def worth_writing(self, objects: list[Obj]) -> list[Obj]:
+        """Of objects that might go to disk, those that the admission to it lets in, or that have a copy there."""
+        writing = self.ctx.books.writing
+        if writing is None:
+            return objects
+        uses = self.ctx.books.uses
+        worth = [o for o in objects if o.on_disk is not None or writing.admits(o.digest, int(uses[o.slot]))]
+        self.ctx.counters["writes_not_worth"] += len(objects) - len(worth)
+        return worth
 
     def _write_refusal(self, objects: Iterable[Obj]) -> Reason | None:
         """Why objects cannot be moved down now: there is no host memory for one, and the disk takes nothing."""

@@ -86,6 +86,7 @@ from .restores import PATIENCE_S
 from .sampling import Sampler
 from .series import Sample
 from .stores import StoreDesk
+from .writing import DiskAdmission
 
 
 class HolderCore:
@@ -100,8 +101,9 @@ class HolderCore:
         weights: bytes,
         *,
         planning: Planning | None = None,
+        writing: DiskAdmission | None = None,
     ) -> None:
-        self.ctx = HolderContext(config, model, arena, incarnation, weights, planning=planning)
+        self.ctx = HolderContext(config, model, arena, incarnation, weights, planning=planning, writing=writing)
         self.disk = DiskDesk(self.ctx)
         self.stores = StoreDesk(self.ctx)
         self.pins = PinDesk(self.ctx, self.disk)

@@ -105,7 +105,12 @@ def accounting(core: HolderCore) -> Accounting:
 def admission_limits_hold(core: HolderCore) -> list[Violation]:
     """Byte limits, restore caps and the bounds of every queue."""
     ctx = core.ctx
-    found = [Violation("admission_limits_hold", detail) for detail in ctx.books.admission.excess(ctx.books.owner)]
+    admission = ctx.books.admission
+    details = [*admission.excess(ctx.books.owner), *admission.over_quota()]
+    tenants = Counter(record.tenant for record in ctx.leases.live.values())
+    if tenants != admission.leases:
+        details.append(f"{dict(tenants)} leases live, {dict(admission.leases)} are charged")
+    found = [Violation("admission_limits_hold", detail) for detail in details]
     bounds = (
         ("restores at a time", core.disk.restoring, ctx.config.restores_max),
         ("open write attempts", len(core.stores.attempts), ctx.config.attempts_max),

@@ -108,6 +108,8 @@ class AcquireOp:
     """Why tiers are left out of account: the group that would have come from one, and the reason."""
     restores: bool = False
     """Something of its state comes from a tier, here or at a peer."""
+    charged: bool = False
+    """Counted among its tenant's restores."""
     looking: bool = False
     """Only the answer is wanted: nothing is pinned, restored or moved."""
     timers: list[Wake] = field(default_factory=list)
@@ -189,6 +191,8 @@ class Leader:
             self._finish_miss(op)
             return
         op.refusal = self.refusal()
+        if op.refusal is None and not message.probe and not self.ctx.books.admission.may_lease(message.prompt.tenant):
+            op.refusal = Reason.QUOTA
         self._next_op(op)
         for mate in sorted(set(message.readers) - {self.ctx.config.holder}):
             op.asked.add(mate)
@@ -202,7 +206,7 @@ class Leader:
         """Answer by a proof that still stands; False where the question takes the whole path."""
         ctx, prompt = self.ctx, message.prompt
         plain = not (message.graph or message.explain or message.prefetch or ctx.config.verify_always)
-        if not plain or ctx.bypassed or self.parts.lease_refusal(prompt.weights) is not None:
+        if not plain or ctx.bypassed or self.parts.lease_refusal(prompt) is not None:
             return False
         standing = self.standing.find(message, ctx.books)
         if standing is None or standing.answer.tokens < message.min_tokens:
@@ -374,6 +378,7 @@ class Leader:
         """Erode what is known now; answer, wait, or open the shares."""
         op.rounds += 1
         op.phase = WORKING
+        self._restores(op, now=False)
         self._next_op(op)
         if op.request.prompt.weights in self.ctx.retired:
             self._finish_miss(op)
@@ -454,19 +459,30 @@ class Leader:
     def _in_turn(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
         """Open the shares; what needs this holder's disk first gets its turn, or is given up where it would be late."""
         need, nbytes = self._tier_need(op, tokens, found)
-        if not need:
+        tiers = self._on_tiers(op, tokens, self._revisions(op, tokens, found))
+        held = bool(tiers) and not self._may_restore(op)
+        if not need and not held:
             self._open_parts(op, tokens, found)
             return
         place_s = self._place_s(op)
-        group = next(iter(need))[0]
+        group = next(iter(need))[0] if need else tiers[0]
         if self.ctx.now + self.disk.expected_s(nbytes, place_s) > op.due_s:
             self.ctx.counters["restores_given_up"] += 1
             self._without_tiers(op, group, Reason.DEADLINE_EXCEEDED)
-        elif op.turn is None and (len(self.disk.line) or not self.disk.line.admits(need)):
+        elif held or (op.turn is None and (len(self.disk.line) or not self.disk.line.admits(need))):
             self._stand_in_line(op, need, place_s, group)
         else:
             op.turn = None
             self._open_parts(op, tokens, found)
+
+    def _on_tiers(self, op: AcquireOp, tokens: int, revisions: Sequence[int | None]) -> list[int]:
+        """The groups of which a position takes something from a tier, anybody's."""
+        if not any(column.tier for column in op.view.columns.values()):
+            return []
+        return op.using.on_tiers(tokens, revisions)
+
+    def _may_restore(self, op: AcquireOp) -> bool:
+        return self.ctx.books.admission.may_restore(op.request.prompt.tenant)
 
     def _tier_need(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[Counter[tuple[int, int]], float]:
         """Slots by group and shard, and bytes, that a position takes from this holder's own tier."""
@@ -494,7 +510,7 @@ class Leader:
     def _stand_in_line(self, op: AcquireOp, need: Need, place_s: float, group: int) -> None:
         """Wait until this holder may reserve more slots to restore into, for as long as the request waits."""
         op.phase = IN_LINE
-        turn = op.turn = Turn(need, place_s, lambda: self._plan(op))
+        turn = op.turn = Turn(need, place_s, lambda: self._plan(op), lambda: self._may_restore(op))
         self.disk.line.stand(turn)
         self.ctx.counters["restore_waits"] += 1
         until_s = min(self.ctx.now + self.ctx.config.recovery_wait_s, op.due_s)
@@ -508,8 +524,9 @@ class Leader:
             if op.request.wait_s and self.ctx.now >= op.wait_until_s:
                 self._finish_pending(op, op.chosen)
             else:
-                late = self.ctx.now >= op.due_s
-                self._without_tiers(op, group, Reason.DEADLINE_EXCEEDED if late else Reason.RESTORE_PENDING)
+                late = Reason.DEADLINE_EXCEEDED if self.ctx.now >= op.due_s else None
+                held = Reason.RESTORE_PENDING if self._may_restore(op) else Reason.QUOTA
+                self._without_tiers(op, group, late or held)
 
         self.ctx.wake_at(until_s, over)
 
@@ -615,7 +632,8 @@ class Leader:
         revisions = self._revisions(op, tokens, found)
         op.tokens = tokens
         op.plans = op.using.plan(tokens, revisions)
-        op.restores = any(c.tier for c in op.view.columns.values()) and bool(op.using.on_tiers(tokens, revisions))
+        op.restores = bool(self._on_tiers(op, tokens, revisions))
+        self._restores(op, now=op.restores)
         op.replies = {}
         op.granted = {}
         ttl_s = self.ctx.config.recovery_wait_s + 2 * self.ctx.config.transfer_timeout_s
@@ -986,8 +1004,15 @@ class Leader:
             if cause.layer in ("whole_block", "abi", "intersection", "alignment"):
                 counters["validation_failures_total"] += 1
 
+    def _restores(self, op: AcquireOp, *, now: bool) -> None:
+        """Whether a request waits for a tier now, in the books of its tenant."""
+        if op.charged != now:
+            op.charged = now
+            self.ctx.books.admission.restoring(op.request.prompt.tenant, 1 if now else -1)
+
     def _answer(self, op: AcquireOp, answer: Answer) -> None:
         op.phase = DONE
+        self._restores(op, now=False)
         op.cancel_timers()
         if op.turn is not None:
             self.disk.line.leave(op.turn)

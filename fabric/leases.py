@@ -102,6 +102,7 @@ class LeaseBook:
             granted_s=now,
         )
         self.live[record.lease] = record
+        self._books.admission.leased(tenant, 1)
         return record
 
     def renew(
@@ -125,6 +126,7 @@ class LeaseBook:
         record = self.live.pop(lease, None)
         if record is not None:
             self.life.add(now - record.granted_s)
+            self._books.admission.leased(record.tenant, -1)
             if record.watch is not None:
                 record.watch.cancel()
             claim = record.proof.claim

@@ -679,16 +679,18 @@ class PartDesk:
         """Why a ready share may not become a lease at this moment."""
         if part is None or part.let_go:
             return Reason.LEASE_EXPIRED
-        return self.lease_refusal(part.request.prompt.weights)
+        return self.lease_refusal(part.request.prompt)
 
-    def lease_refusal(self, weights: bytes) -> Reason | None:
-        """Why this holder leases nothing of these weights now, whatever is proven."""
+    def lease_refusal(self, prompt: Prompt) -> Reason | None:
+        """Why this holder leases nothing of such a prompt now, whatever is proven."""
         ctx = self.ctx
         if ctx.draining:
             return Reason.DRAINING
         if not ctx.may_grant:
             return Reason.NOT_GRANTING
-        return Reason.WEIGHTS_MISMATCH if weights != ctx.weights else None
+        if prompt.weights != ctx.weights:
+            return Reason.WEIGHTS_MISMATCH
+        return None if ctx.books.admission.may_lease(prompt.tenant) else Reason.QUOTA
 
     def leader_gone(self, leader: str) -> None:
         """Nobody will grant the shares of a leader that died."""

@@ -6,7 +6,7 @@ stale ones here, and the same erosion runs again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -320,8 +320,7 @@ class View:
                 needs_bytes[holder, group] = needs_bytes.get((holder, group), 0) + size
         for holder, caps in self.caps.items():
             for cap in caps:
-                need = sum(needs_bytes.get((holder, group), 0) for group in cap.groups)
-                if need > (cap.bytes_max if whole_pool else cap.room_bytes):
+                if not _fits(cap, {g: needs_bytes.get((holder, g), 0) for g in cap.groups}, whole=whole_pool):
                     return next(g for g in cap.groups if needs_bytes.get((holder, g))), cap.reason
         return None
 
@@ -424,6 +423,15 @@ class View:
             return Objects(group, shard, tuple(range(first, last)), b"".join(keys[first:last]), revision)
         indices = tuple(indices_of(bits))
         return Objects(group, shard, indices, b"".join(keys[i] for i in indices), revision)
+
+
+def _fits(cap: Cap, need: Mapping[int, int], *, whole: bool) -> bool:
+    """Whether bytes by group fit a limit beside what cannot leave; ``whole``: beside nothing but floors."""
+    total = 0
+    for share in cap.shares:
+        held = 0 if whole else share.pinned_bytes
+        total += max(share.floor_bytes, held + sum(need.get(g, 0) for g in share.groups))
+    return total <= cap.bytes_max
 
 
 _PRECEDENCE = {

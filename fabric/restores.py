@@ -151,11 +151,12 @@ class RestoreQueue:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Someone who may start restoring once there is room for its need."""
+    """Someone who may start restoring once there is room for its need, and its tenant ``may``."""
 
     need: Need
     place_s: float
     start: Callable[[], None]
+    may: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True)
@@ -190,9 +191,13 @@ class RestoreLine:
         heapq.heapify(self._turns)
 
     def next(self) -> Turn | None:
-        """Take the first out of line, if there is room for it; nobody goes around it."""
-        if self._turns and self.admits(self._turns[0][2].need):
-            return heapq.heappop(self._turns)[2]
+        """Take the first out of line that may start, if there is room for it; nobody else goes around it."""
+        for _, _, turn in sorted(self._turns, key=lambda entry: entry[:2]):
+            if turn.may():
+                if not self.admits(turn.need):
+                    return None
+                self.leave(turn)
+                return turn
         return None
 
 

@@ -52,7 +52,7 @@ from .leases import (
     Renew,
     Renewed,
 )
-from .objects import Cap, Column, Mark, Objects, Prompt, Room, SlotRun, StoreItem
+from .objects import Cap, CapShare, Column, Mark, Objects, Prompt, Room, SlotRun, StoreItem
 from .peers import (
     BadCopy,
     Fetch,
@@ -85,6 +85,7 @@ __all__ = [
     "Birth",
     "Cancel",
     "Cap",
+    "CapShare",
     "Column",
     "Computed",
     "Done",

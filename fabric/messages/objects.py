@@ -96,6 +96,15 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class CapShare:
+    """Of a byte limit, one kind's groups: bytes they hold that cannot leave, and what is kept free for them."""
+
+    groups: tuple[int, ...]
+    pinned_bytes: int
+    floor_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cap:
     """What a byte limit of a holder leaves one tenant in some groups together.
 
@@ -107,6 +116,7 @@ class Cap:
     room_bytes: int
     bytes_max: int
     reason: Reason
+    shares: tuple[CapShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...fabric.admission import ByteLimit
+from ...fabric.admission import EVERY_TENANT, ByteLimit, TenantQuota
 from ...fabric.arena import ArenaLayout, PoolLayout
 from ...fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
 from ...fabric.kinds import ObjectKind, Tier
@@ -162,6 +162,26 @@ def random_limits(rng: random.Random, model: ModelSpec, slots: list[int]) -> tup
         of_kind = sum(n for n, g in zip(slots, model.groups, strict=True) if g.kind is kind) * BLOCK_BYTES
         limits.append(ByteLimit(int(of_kind * rng.uniform(0.7, 0.95)), kind=ObjectKind(kind)))
     return tuple(limits)
+
+
+def random_floors(rng: random.Random, limits: tuple[ByteLimit, ...]) -> tuple[ByteLimit, ...]:
+    """The same limits, now and then with floors for all kinds in those that speak of all."""
+    share = rng.choice((0.0, 0.05, 0.15))
+    kinds = (ObjectKind.COMPRESSED_HISTORY, ObjectKind.UNCOMPRESSED_TAIL, ObjectKind.SLIDING_WINDOW, ObjectKind.INDEXER)
+    return tuple(
+        replace(limit, floors=tuple((kind, int(share * limit.bytes_max)) for kind in kinds))
+        if not limit.kind
+        else limit
+        for limit in limits
+    )
+
+
+def random_quotas(rng: random.Random) -> tuple[tuple[str, TenantQuota], ...]:
+    """Quotas that bind now and then, in a third of all runs."""
+    if rng.random() > 0.35:
+        return ()
+    each = TenantQuota(rng.choice((None, 4, 12)), rng.choice((None, 1, 2)))
+    return ((EVERY_TENANT, each), (TENANTS[1], TenantQuota(rng.choice((1, 3)), 1)))
 
 
 def random_slots(rng: random.Random, model: ModelSpec) -> list[int]:

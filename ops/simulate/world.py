@@ -48,6 +48,7 @@ from ...fabric.supervisor import (
 )
 from ...fabric.supervisor import Tick as SupervisorTick
 from ...policies.planning import planning_of
+from ...policies.second_touch import SecondTouch
 from .directories import Directories, is_directory
 from .directories import node_of as directory_node
 from .judge import Content, Judge
@@ -59,10 +60,12 @@ from .models import (
     layout_of,
     planned,
     random_chance,
+    random_floors,
     random_guess,
     random_host_slots,
     random_limits,
     random_model,
+    random_quotas,
     random_slots,
     weights_name,
 )
@@ -125,6 +128,8 @@ class World:
         policies = random.Random(f"policies of {seed}")  # apart, so that a new policy leaves a seed's other draws alone
         self.model = planned(random_model(rng), policies)
         self.guess = random_guess(policies)
+        self.quotas = random_quotas(policies)
+        self.writing = SecondTouch if policies.random() < 0.3 else None
         self.content = Content()
         self.judge = Judge(self.model, self.content)
         self.layouts = Layouts(self.model)
@@ -132,7 +137,7 @@ class World:
         self.chance = random_chance(rng)
         self.slots = random_slots(rng, self.model)
         self.host_slots = random_host_slots(random.Random(f"host memory of {seed}"), self.slots)
-        self.limits = random_limits(rng, self.model, self.slots)
+        self.limits = random_floors(policies, random_limits(rng, self.model, self.slots))
         self.disk_bytes_max = rng.choice((400_000, 1_200_000))
         self.pin_ttl_s = rng.choice((0.25, 0.25, 2.0))
         self.verify_always = rng.random() < 0.25
@@ -189,6 +194,7 @@ class World:
             restore_bytes_max=1024,
             disk_bytes_max=self.disk_bytes_max,
             limits=self.limits,
+            quotas=self.quotas,
             ageing_s=0.5,
             event_ack_s=3.1,
             event_batches_kept=8,
@@ -205,7 +211,13 @@ class World:
         arena = heap_arena(layout_of(self.slots, self.host_slots, shards), incarnation)
         weights = weights_digest16(self.weights[-1])
         core = HolderCore(
-            self.config(name), self.model, arena, incarnation, weights, planning=planning_of(self.model, self.guess)
+            self.config(name),
+            self.model,
+            arena,
+            incarnation,
+            weights,
+            planning=planning_of(self.model, self.guess),
+            writing=self.writing() if self.writing else None,
         )
         disk = self.disks[name]
         disk.incarnation = incarnation

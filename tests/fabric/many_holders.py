@@ -54,6 +54,7 @@ from kvfabric.fabric.messages import (
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.offers import Planning
 from kvfabric.fabric.passport import Abi, AbiPassport
+from kvfabric.fabric.writing import DiskAdmission
 from kvfabric.transport.digest import checksum
 
 ABI = AbiPassport().abi()
@@ -74,6 +75,7 @@ class Holders:
         slots: int = 16,
         weights: str = "v1",
         planning: Callable[[], Planning | None] = lambda: None,
+        writing: Callable[[], DiskAdmission | None] = lambda: None,
         **config: Any,
     ) -> None:
         self.model = model
@@ -82,6 +84,7 @@ class Holders:
         self.weights = weights
         self.config = config
         self.planning = planning
+        self.writing = writing
         self.now = 100.0
         self.cores: dict[str, HolderCore] = {}
         self.arenas: dict[str, Arena] = {}
@@ -116,6 +119,7 @@ class Holders:
             self.lives[name],
             weights_digest16(self.weights),
             planning=self.planning(),
+            writing=self.writing(),
         )
         found = [(e, i, entry) for e, entries in self.disks[name].items() for i, (entry, _) in enumerate(entries)]
         self._carry_out(name, core.start(self.now, found))

@@ -245,7 +245,7 @@ def test_a_charge_that_is_not_what_is_owned_is_noticed() -> None:
     core = world.cores["n0"]
     assert admission_limits_hold(core) == []
     scope = next(core.ctx.books.admission.scopes(ObjectKind.SLIDING_WINDOW, "acme"))
-    scope.used_bytes += 64
+    scope.used[ObjectKind.SLIDING_WINDOW] += 64
     assert [v.invariant for v in admission_limits_hold(core)] == ["admission_limits_hold"]
-    scope.used_bytes += 100 * OF_P
+    scope.used[ObjectKind.SLIDING_WINDOW] += 100 * OF_P
     assert admission_limits_hold(core)

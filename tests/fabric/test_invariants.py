@@ -147,7 +147,7 @@ def _fence_of_the_future(core: HolderCore) -> None:
 
 def _charge_too_little(core: HolderCore) -> None:
     admission = core.ctx.books.admission
-    next(admission.scopes(MODEL.groups[0].kind, "")).used_bytes -= 64
+    next(admission.scopes(MODEL.groups[0].kind, "")).used[MODEL.groups[0].kind] -= 64
 
 
 def _open_too_many(core: HolderCore) -> None:
