@@ -100,6 +100,11 @@ class TransferDoor:
         early = not torn and self._meets(NOTIFY_EARLY)
         return Spoil(None, torn, early, frozenset(p.slot for p in effect.pairs if self.load_fails(p.slot)))
 
+    def failing_copies(self, effect: StartTransfer) -> frozenset[int]:
+        """What of a copy within this memory cannot be restored from host memory."""
+        below = self.core.ctx.arena.layout.below_readers
+        return frozenset(p.slot for p in effect.pairs if below(p.source_slot) and self.load_fails(p.slot))
+
     def before_restore(self, effect: ReadExtent) -> None:
         """Decide what of this read from disk cannot be restored."""
         failing = frozenset(slot for _, _, slot in effect.reads if self.load_fails(slot))
@@ -145,7 +150,7 @@ class TransferDoor:
     def corrupt(self, group: int, digest: bytes, how: str) -> None:
         """Damage every copy of an object in this memory."""
         ctx = self.core.ctx
-        for slot, obj in enumerate(ctx.books.owner):
+        for slot, obj in [*enumerate(ctx.books.owner), *self.core.disk.host.pools.copies().items()]:
             if obj is not None and obj.group == group and obj.digest == digest:
                 payload = ctx.arena.payload(slot)[: obj.length]
                 np.copyto(payload, np.frombuffer(damage(payload.tobytes(), how), dtype=np.uint8))

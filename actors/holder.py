@@ -120,7 +120,7 @@ class Holder(Service):
         available = memory_available_bytes()
         if layout.size_bytes > available:  # the kernel would end this process when it runs out, not refuse now
             raise SpecError(
-                f"memory_bytes, slots: an arena of {layout.size_bytes} bytes does not fit the"
+                f"memory_bytes, host_memory_bytes, slots: an arena of {layout.size_bytes} bytes does not fit the"
                 f" {available} bytes of free memory on node {self.node[:12]}"
             )
         self.memory = ArenaMemory.create(layout, self.incarnation)
@@ -346,11 +346,14 @@ class Holder(Service):
     def _copy_here(self, effect: StartTransfer) -> tuple[Moved, ...]:
         """In a thread: from slot to slot of this arena."""
         arena = self.memory.arena
+        failing = frozenset() if self.door is None else self.door.failing_copies(effect)
         return tuple(
             Moved(
                 p.slot,
                 copy_and_checksum(arena.payload(p.slot)[: p.length], arena.payload(p.source_slot)[: p.length]),
             )
+            if p.slot not in failing
+            else Moved(p.slot, None, TransferFault.FAILED)
             for p in effect.pairs
         )
 
@@ -510,6 +513,23 @@ class Holder(Service):
             "restore_bytes_per_s": round(desk.rate.bytes_per_s),
         }
 
+    def _host_status(self) -> dict[str, Any] | None:
+        """The tier of host memory below what readers map; None where there is none."""
+        host = self.core.disk.host
+        if not host.pools.pools:
+            return None
+        names = [g.name for g in self.spec.model.groups]
+        pools = [
+            {"group": names[group], "shard": shard, "slots": pool.slots, "free": len(pool.free)}
+            for (group, shard), pool in host.pools.pools.items()
+        ]
+        return {
+            "pools": pools,
+            "objects": len(host.pools.copies()),
+            "moving": host.at_work,
+            "bytes_per_s": round(self.core.disk.host_rate.bytes_per_s),
+        }
+
     def status(self) -> str:
         ctx = self.core.ctx
         names = [g.name for g in self.spec.model.groups]
@@ -531,12 +551,13 @@ class Holder(Service):
                 "leases": len(ctx.leases.live),
                 "pinned_slots": sum(1 for obj in ctx.books.owner if obj is not None and obj.pins),
                 "faults": self._faults_waiting(),
-                "slots_lost": slots_lost(ctx.books),
+                "slots_lost": slots_lost(ctx.books) + self.core.disk.host.pools.lost(),
                 "quarantined_slots": sum(
                     1 for obj in ctx.books.owner if obj is not None and obj.state.value == "quarantined"
                 ),
                 "attempts": len(self.core.stores.attempts),
                 "requests_refused": self.requests_refused,
+                "host_memory": self._host_status(),
                 "disk": self._disk_status(),
                 "links": [str(kind) for kind in self.links],
                 "link_problems": self.link_problems,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..fabric.admission import ByteLimit
 from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
-from ..fabric.kinds import ObjectKind, SpecError
+from ..fabric.kinds import ObjectKind, SpecError, Tier
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
 from ..policies.checkpoint import checkpoint_policy
@@ -175,6 +175,8 @@ class FabricSpec(BaseModel):
     """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
     equally many tokens; ``slots`` names a group's slots a shard instead.
 
+    ``host_memory_bytes``: a tier of host memory below what readers map, split likewise, ``host_slots`` in its
+    place: ``memory_bytes`` is then the tier G1 and this G2. What is swapped out goes there before it goes to disk.
     ``directory_shards``: how many processes the directory is spread over.
     ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
     ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
@@ -192,6 +194,8 @@ class FabricSpec(BaseModel):
     model: ModelSpec
     memory_bytes: int = Field(default=256 << 20, ge=1 << 16)
     slots: dict[str, int] = Field(default_factory=dict)
+    host_memory_bytes: int | None = Field(default=None, ge=1 << 16)
+    host_slots: dict[str, int] = Field(default_factory=dict)
     holders_per_node: int = Field(default=1, ge=1, le=64)
     directory_shards: int = Field(default=1, ge=1, le=DIRECTORY_SHARDS_MAX)
     node_resource: str | tuple[str, ...] | None = None
@@ -220,7 +224,8 @@ class FabricSpec(BaseModel):
     @model_validator(mode="after")
     def _names_are_groups(self) -> FabricSpec:
         known = {group.name for group in self.model.groups}
-        slots = {"slots": self.slots, **{f"node_slots.{r}": named for r, named in self.node_slots.items()}}
+        slots = {"slots": self.slots, "host_slots": self.host_slots}
+        slots |= {f"node_slots.{r}": named for r, named in self.node_slots.items()}
         fields: dict[str, Mapping[str, Any]] = {**slots, "passports": self.passports}
         for field, names in fields.items():
             for name in names:
@@ -234,6 +239,8 @@ class FabricSpec(BaseModel):
             self.limits.byte_limits(self.model)
         except SpecError as error:
             raise ValueError(str(error)) from None
+        if self.host_slots and self.host_memory_bytes is None:
+            raise ValueError("host_slots: without host_memory_bytes there is no host memory below what readers map")
         if self.holders_per_node > self.model.shards:
             raise ValueError(
                 f"holders_per_node: {self.holders_per_node} are more than the model's {self.model.shards} shards"
@@ -290,14 +297,23 @@ class FabricSpec(BaseModel):
     def layout(self, shards: tuple[int, ...], slots: Mapping[str, int] | None = None) -> ArenaLayout:
         """The arena of a holder that owns ``shards``; ``slots`` in place of the spec's own."""
         named = self.slots if slots is None else slots
+        if self.host_memory_bytes is None:
+            return ArenaLayout(self._pools(Tier.G2, self.memory_bytes, named, shards))
+        readers = self._pools(Tier.G1, self.memory_bytes, named, shards)
+        return ArenaLayout([*readers, *self._pools(Tier.G2, self.host_memory_bytes, self.host_slots, shards)])
+
+    def _pools(
+        self, tier: Tier, memory_bytes: int, named: Mapping[str, int], shards: tuple[int, ...]
+    ) -> list[PoolLayout]:
+        """The pools of one tier, a group and shard each."""
         strides = [-(-g.block_bytes // PAGE_BYTES) * PAGE_BYTES for g in self.model.groups]
         bytes_per_token = sum(s / g.unit_tokens for s, g in zip(strides, self.model.groups, strict=True))
-        tokens = self.memory_bytes / (bytes_per_token * max(len(shards), 1))
+        tokens = memory_bytes / (bytes_per_token * max(len(shards), 1))
         pools: list[PoolLayout] = []
         for index, group in enumerate(self.model.groups):
             count = named.get(group.name) or max(1, int(tokens / group.unit_tokens))
-            pools.extend(PoolLayout(index, shard, min(count, SLOTS_MAX), group.block_bytes) for shard in shards)
-        return ArenaLayout(pools)
+            pools.extend(PoolLayout(index, shard, min(count, SLOTS_MAX), group.block_bytes, tier) for shard in shards)
+        return pools
 
 
 def new_secret() -> bytes:

@@ -128,6 +128,10 @@ class ArenaLayout:
         pool = self.pool_of(slot)
         return self.pool_offset[pool] + (slot - self.first_slot[pool]) * self.pools[pool].stride_bytes
 
+    def below_readers(self, slot: int) -> bool:
+        """Whether a slot lies on a lower tier than readers map. Raises IndexError for a slot outside the arena."""
+        return self.pools[self.pool_of(slot)].tier is not self.readers_tier
+
     def to_plain(self) -> list[list[Any]]:
         """Plain lists for a wire record; :meth:`from_plain` is the inverse."""
         return [[p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)] for p in self.pools]

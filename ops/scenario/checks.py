@@ -191,6 +191,12 @@ class _References:
                 checker.problem(("nodes", name), "this name means the directory")
             for group in node.capacity:
                 self._group(group, ("nodes", name, "capacity", group))
+            for group in node.host_memory:
+                self._group(group, ("nodes", name, "host_memory", group))
+            if 0 < len(node.host_memory) < len(model.groups):
+                checker.problem(("nodes", name, "host_memory"), "either all groups have slots there or none")
+        if len({tuple(sorted(node.host_memory.items())) for node in nodes.values()}) > 1:
+            checker.problem(("nodes",), "host_memory: the nodes of one story have equally much of it")
 
     def judge(self, steps: tuple[Step, ...]) -> None:
         for step in steps:

@@ -65,6 +65,8 @@ STORE_RECORDS = (StoreBegin, StoreCommit, StoreAbort, StoreQuiet)
 """An attempt belongs to the connection that began it."""
 DISK_VERBS = ("swap_out", "swap_in")
 DISK_FAULTS = (Fault.DISK_OPEN_FAILS, Fault.DISK_FULL, Fault.DISK_TORN_WRITE)
+HOST_MEMORY_BYTES = 1 << 20
+"""Only said to have host memory at all: stories name its slots."""
 DISK_BYTES_MAX = 1 << 30
 REPLIES: dict[type, type] = {Acquire: Answer, StoreBegin: StoreBegun, Renew: Renewed}
 
@@ -461,6 +463,7 @@ def _uses_disk(story: Story) -> bool:
 
 def _spec_of(story: Story, resources: dict[str, str], disk: Path) -> FabricSpec:
     slots = slots_needed(story)
+    host_slots = next((node.host_memory for node in story.nodes.values() if node.host_memory), {})
     return FabricSpec(
         model=story.model,
         slots={group.name: max(slots[node, group.name] for node in story.nodes) for group in story.model.groups},
@@ -468,6 +471,8 @@ def _spec_of(story: Story, resources: dict[str, str], disk: Path) -> FabricSpec:
             resource: {group.name: slots[node, group.name] for group in story.model.groups}
             for node, resource in resources.items()
         },
+        host_memory_bytes=HOST_MEMORY_BYTES if host_slots else None,
+        host_slots=host_slots,
         node_resource=tuple(resources.values()),
         holders_per_node=min(SHARED_HOLDERS_MAX, story.model.shards),
         # A disk costs a process a holder: only what could ever be on it needs one.

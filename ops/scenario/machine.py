@@ -52,6 +52,8 @@ class Life:
 
     def transfer(self, effect: StartTransfer, source: Life | None) -> tuple[tuple[Moved, ...], Late]:
         """Read from a source that can be reached (None: none can); what landed, and what lands later."""
+        if source is self:
+            return self._within(effect), []
         faults = self.place.faults
         fault: TransferFault | None = None
         if source is None or source.incarnation != effect.incarnation:
@@ -75,6 +77,18 @@ class Life:
                 here[:landed] = np.frombuffer(data[:landed], dtype=np.uint8)
             moved.append(Moved(pair.slot, xxhash.xxh3_128_digest(here.data)))
         return tuple(moved), late
+
+    def _within(self, effect: StartTransfer) -> tuple[Moved, ...]:
+        """From slot to slot of this memory: no link's faults, but what cannot be restored is not."""
+        moved = []
+        for pair in effect.pairs:
+            if self.arena.layout.below_readers(pair.source_slot) and self._load_fails(pair.slot):
+                moved.append(Moved(pair.slot, None, TransferFault.FAILED))
+                continue
+            here = self.arena.payload(pair.slot)[: pair.length]
+            here[:] = self.arena.payload(pair.source_slot)[: pair.length]
+            moved.append(Moved(pair.slot, xxhash.xxh3_128_digest(here.data)))
+        return tuple(moved)
 
     def land(self, late: Late) -> None:
         """What was announced too early arrives."""
@@ -122,7 +136,7 @@ class Life:
 
     def corrupt(self, victim: Victim, how: How) -> None:
         """Damage every copy in memory, those that only an older lease holds included."""
-        for slot, obj in enumerate(self.core.ctx.books.owner):
+        for slot, obj in [*enumerate(self.core.ctx.books.owner), *self.core.disk.host.pools.copies().items()]:
             if obj is not None and obj.group == victim.group and obj.digest == victim.digest:
                 payload = self.arena.payload(slot)[: obj.length]
                 payload[:] = np.frombuffer(damage(payload.tobytes(), how), dtype=np.uint8)
@@ -134,6 +148,7 @@ class Life:
         for pool in kept.pools.values():
             accounted = set(pool.free) | set(self._owned(pool.first, pool.slots))
             books.slots_lost += pool.slots - len(accounted)
+        books.slots_lost += self.core.disk.host.pools.lost()
 
     def _owned(self, first: int, slots: int) -> Iterator[int]:
         for slot in range(first, first + slots):

@@ -39,7 +39,7 @@ from ...fabric.effects import (
 )
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
-from ...fabric.kinds import ProtocolError
+from ...fabric.kinds import ProtocolError, Tier
 from ...fabric.messages import EventsSeen, GrantUntil, HolderGone, SetWeights, StoreBegin, StoreBegun
 from ...fabric.model import ModelSpec
 from ...policies.planning import planning_of
@@ -104,12 +104,8 @@ class PureWorld:
         slots = slots_needed(story)
         for node, seats in self._seats.items():
             for seat in seats:
-                pools = [
-                    PoolLayout(g, s, slots[node, group.name], group.block_bytes)
-                    for g, group in enumerate(self.model.groups)
-                    for s in seat.shards
-                ]
-                self._places[seat.holder] = Place(node, seat, ArenaLayout(pools), self._faults[node])
+                layout = _layout(self.model, seat, slots, node, story.nodes[node].host_memory)
+                self._places[seat.holder] = Place(node, seat, layout, self._faults[node])
         self._start_directory()
         for holder in self._places:
             self._start_holder(holder)
@@ -436,3 +432,15 @@ class PureWorld:
 
     def close(self) -> None:
         """Nothing outlives this world."""
+
+
+def _layout(
+    model: ModelSpec, seat: Seat, slots: dict[tuple[str, str], int], node: str, host_slots: dict[str, int]
+) -> ArenaLayout:
+    """A holder's arena: a pool a group and shard, and with host slots one of host memory below each."""
+    groups = [(g, group, s) for g, group in enumerate(model.groups) for s in seat.shards]
+    readers = Tier.G1 if host_slots else Tier.G2
+    pools = [PoolLayout(g, s, slots[node, group.name], group.block_bytes, readers) for g, group, s in groups]
+    if host_slots:
+        pools += [PoolLayout(g, s, host_slots[group.name], group.block_bytes, Tier.G2) for g, group, s in groups]
+    return ArenaLayout(pools)

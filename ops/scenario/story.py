@@ -442,10 +442,18 @@ def expected_of(verb: str) -> type[Record]:
     return AnswerExpected if verb in {"acquire", "probe"} else DoneExpected
 
 
-class Node(Record):
-    """One node; ``capacity``: slots a group and shard."""
+Slots = Annotated[int, Strict(), Field(ge=1, le=1 << 24)]
 
-    capacity: dict[str, Annotated[int, Strict(), Field(ge=1, le=1 << 24)]] = Field(default_factory=dict)
+
+class Node(Record):
+    """One node; ``capacity``: slots a group and shard.
+
+    ``host_memory`` is this project's own key, no part of the shared format: slots a group and shard of host
+    memory below what readers map there. What is swapped out then goes there before it goes to disk.
+    """
+
+    capacity: dict[str, Slots] = Field(default_factory=dict)
+    host_memory: dict[str, Slots] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class Machine:
         for pair, fate in zip(effect.pairs, fates, strict=True):
             landed = digest(self.arena.payload(pair.slot)[: pair.length])
             if fate in ("whole", "torn"):
-                self.counts["restored"] += fate == "whole" and self._in_host_memory(pair.source_slot)
+                self.counts["restored"] += fate == "whole" and self.arena.layout.below_readers(pair.source_slot)
                 moved.append(Moved(pair.slot, landed))
             elif fate == "fails":
                 moved.append(Moved(pair.slot, None, TransferFault.FAILED))
@@ -147,11 +147,6 @@ class Machine:
         self._tell(TransferDone(effect.token, tuple(moved)))
         if late:
             self.queue.after(self.rng.uniform(0.05, 2.0), self._land_late, effect, late)
-
-    def _in_host_memory(self, slot: int) -> bool:
-        """Whether a slot lies below the readers' own: nothing is copied from there but what is restored."""
-        layout = self.arena.layout
-        return layout.pools[layout.pool_of(slot)].tier is not layout.readers_tier
 
     def _land_late(self, effect: StartTransfer, late: list[Pair]) -> None:
         """What was given up arrives after all, whatever lies there by now; only then is it quiet."""

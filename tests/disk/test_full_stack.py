@@ -63,7 +63,7 @@ class Life:
             {"model": MODEL | {"weights": weights}, "disk": disk, "transport": {"links": ["tcp"]}} | spec
         )
         setup = {
-            "fabric": "test",
+            "fabric": f"test{os.getpid()}",
             "address": f"holder:{NODE[:16]}:0",
             "incarnation": incarnation,
             "node": NODE,
@@ -234,7 +234,7 @@ def test_a_flipped_byte_on_disk_cuts_the_hit_there_and_nowhere_else(lives: Any, 
     life = lives(1)
     life.store(tokens)
     assert life.swap_out(tokens).refused is None
-    (path,) = (tmp_path / "disk").glob("test/0.*/*.kvx")
+    (path,) = (tmp_path / "disk").glob("test*/0.*/*.kvx")
     raw = bytearray(path.read_bytes())
     header = extent_format.decode(bytes(raw), len(raw))
     at = next(p for e, p in zip(header.entries, header.places, strict=True) if (e.group, e.position) == (0, 64))
@@ -323,7 +323,7 @@ def test_a_full_cap_lets_the_least_used_extent_go(lives: Any, tmp_path: Path) ->
     for tokens in prompts:
         life.store(tokens)
         assert life.swap_out(tokens).refused is None
-    sizes = [p.stat().st_size for p in (tmp_path / "disk").glob("test/0.*/*.kvx")]
+    sizes = [p.stat().st_size for p in (tmp_path / "disk").glob("test*/0.*/*.kvx")]
     assert sum(sizes) <= 400_000
     assert len(sizes) < len(prompts)
     assert life.session.acquire(prompts[-1]).tokens == 64

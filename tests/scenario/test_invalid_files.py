@@ -160,6 +160,15 @@ def test_nodes_are_judged(tmp_path: Path) -> None:
     assert fields == {"nodes.directory", "nodes.n1.capacity.xx"}
 
 
+def test_host_memory_is_of_all_groups_and_all_nodes(tmp_path: Path) -> None:
+    for nodes, fields in (
+        ("n0: {host_memory: {xx: 1}}", {"nodes.n0.host_memory.xx", "nodes.n0.host_memory", "nodes"}),
+        ("n0: {host_memory: {kv: 4}}", {"nodes.n0.host_memory", "nodes"}),
+    ):
+        text = HEAD.replace("n0: {}", nodes)
+        assert {field for _, field, _ in problems_of(write(tmp_path, text))} == fields
+
+
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
