@@ -20,7 +20,12 @@ SLOTS = {"csa": 8, "tail": 40, "idx": 8, "swa": 40}
 """Readers' slots: two prompts."""
 HOST_SLOTS = {"csa": 4, "tail": 17, "idx": 4, "swa": 17}
 """Host slots: one prompt."""
-TIERS: dict[str, Any] = {"slots": SLOTS, "memory_bytes": 1 << 20, "host_memory_bytes": 1 << 20, "host_slots": HOST_SLOTS}
+TIERS: dict[str, Any] = {
+    "slots": SLOTS,
+    "memory_bytes": 1 << 20,
+    "host_memory_bytes": 1 << 20,
+    "host_slots": HOST_SLOTS,
+}
 OBJECTS = 4 + 4 + 17 + 17
 
 
