@@ -9,69 +9,77 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..fabric.identity import PromptKeys
 from ..fabric.kinds import Status
-from ..fabric.memo import ProbeMemo, Remembered
+from ..fabric.memo import Remembered, SegmentMemo
+from ..fabric.messages import Acquire, Prompt
 from ..fabric.messages import Answer as WireAnswer
+from ..fabric.model import ModelSpec
 
 ASKING_MAX = 64
 THREADS = 2
-
-Ask = Callable[[PromptKeys], WireAnswer]
 
 
 class Lookahead:
     """What a session lately heard, and the questions it asks in the background. Thread-safe.
 
-    ``ask`` probes one prompt and never raises for what may happen to a cache.
+    ``ask`` probes with what a question says and never raises for what may happen to a cache.
     """
 
-    def __init__(self, grid_tokens: int, ask: Ask) -> None:
-        self._grid_tokens = grid_tokens
+    def __init__(self, model: ModelSpec, ask: Callable[[Acquire], WireAnswer]) -> None:
         self._ask = ask
-        self._memo = ProbeMemo(grid_tokens)
+        self._memo = SegmentMemo(model)
         self._lock = threading.Lock()
-        self._asking: set[bytes] = set()
+        self._asking: dict[bytes, bytes] = {}
+        """The first anchor of each question under way, by what names the question."""
+        self._outdated: set[bytes] = set()
+        """Questions under way whose answers are no news: something was stored, or holders were replaced, meanwhile."""
         self._threads: ThreadPoolExecutor | None = None
 
-    def recall(self, keys: PromptKeys) -> Remembered | None:
-        """What is known now; where nothing is, a question is on its way, unless too many are."""
-        grid = keys.keys(self._grid_tokens)
+    def recall(self, question: Acquire) -> Remembered | None:
+        """What is known now; where nothing is, the question is on its way, unless too many are."""
+        wide = question.prompt.keys[0][1]
+        name = wide[-32:]
         with self._lock:
-            known = self._memo.recall(grid, len(keys), time.monotonic())
+            known = self._memo.recall(question.prompt, question.abis, question.readers, time.monotonic())
             if known is not None:
                 return known
-            name = grid[-32:]
             if name in self._asking or len(self._asking) >= ASKING_MAX:
                 return None
-            self._asking.add(name)
+            self._asking[name] = wide[:32]
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvfabric-lookahead")
-            self._threads.submit(self._in_background, keys, name)
+            self._threads.submit(self._in_background, question, name)
         return None
 
-    def _in_background(self, keys: PromptKeys, name: bytes) -> None:
+    def _in_background(self, question: Acquire, name: bytes) -> None:
         try:
-            self.heard(keys, self._ask(keys))
+            reply = self._ask(question)
+            with self._lock:
+                if name not in self._outdated:
+                    self._memo.learn(question.prompt, reply, time.monotonic())
         finally:
             with self._lock:
-                self._asking.discard(name)
+                self._asking.pop(name, None)
+                self._outdated.discard(name)
 
-    def heard(self, keys: PromptKeys, reply: WireAnswer) -> None:
-        """Remember what a probe or an acquire was told: a grant shorter than was remembered corrects it."""
-        if reply.status is Status.PENDING:
+    def granted(self, question: Acquire, reply: WireAnswer) -> None:
+        """An acquire was answered: by what its holder pinned, not by hints."""
+        if reply.status is Status.PENDING or not len(self._memo):
             return
-        cold = reply.status is Status.MISS and reply.cause is None
-        grid = keys.keys(self._grid_tokens)
         with self._lock:
-            self._memo.learn(grid, len(keys), reply.tokens, time.monotonic(), cold=cold)
+            prompt, tokens = question.prompt, reply.tokens
+            self._memo.granted(prompt, question.abis, question.readers, tokens, time.monotonic())
 
-    def wrote(self, keys: PromptKeys) -> None:
+    def wrote(self, prompt: Prompt) -> None:
         """The session stored something of this prompt."""
+        anchor = prompt.keys[0][1][:32]
         with self._lock:
-            self._memo.wrote(keys.keys(self._grid_tokens), len(keys))
+            self._outdated.update(name for name, first in self._asking.items() if first == anchor)
+            self._memo.drop(prompt)
 
     def forget(self) -> None:
         """Holders were replaced: what was heard is of other processes."""
         with self._lock:
+            self._outdated.update(self._asking)
             self._memo.forget()
 
     def close(self) -> None:
@@ -82,6 +90,6 @@ class Lookahead:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-def in_turn(ask: Ask, prompts: Sequence[PromptKeys]) -> list[WireAnswer]:
+def in_turn(ask: Callable[[PromptKeys], WireAnswer], prompts: Sequence[PromptKeys]) -> list[WireAnswer]:
     """One after another: what is left where a batch cannot be asked at once."""
     return [ask(keys) for keys in prompts]

@@ -92,7 +92,7 @@ class Session:
         self._marks: dict[str, tuple[float, Mark]] = {}
         """By holder: how far its changes had got with this session's last write, and until when that matters."""
         self._checkpoints = Checkpoints(self.model, self._holders.info.spec.checkpoint)
-        self._lookahead = Lookahead(self.model.grid_tokens, self._probe)
+        self._lookahead = Lookahead(self.model, lambda question: self._ask(question, ACQUIRE_TIMEOUT_S))
 
     # --- where ---------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Session:
 
     def _wrote(self, keys: PromptKeys, client: HolderClient, done: Done) -> None:
         """Remember what this session stored: its next look-ups see it, and no old answer hides it."""
-        self._lookahead.wrote(keys)
+        self._lookahead.wrote(self._prompts.prompt(keys))
         with self._lock:
             self._marks.pop(client.member.address, None)
             mark = Mark(client.member.address, client.member.incarnation, done.mark)
@@ -332,7 +332,7 @@ class Session:
             message = replace(message, age_s=max(asked_s - parked.asked_s, 0.0))
             asked_s = parked.asked_s
         reply = self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0))
-        self._lookahead.heard(keys, reply)
+        self._lookahead.granted(message, reply)
         self._checkpoints.heard(keys, reply.hash_tokens)
         answer = self._answer(reply, message.request)
         if answer.lease is not None:
@@ -382,16 +382,16 @@ class Session:
         return self._answer(self._probe(self._prompts.keys(tokens, key)))
 
     def _probe(self, keys: PromptKeys) -> WireAnswer:
-        reply = self._ask(self._acquire(keys, probe=True), ACQUIRE_TIMEOUT_S)
-        self._lookahead.heard(keys, reply)
-        return reply
+        return self._ask(self._acquire(keys, probe=True), ACQUIRE_TIMEOUT_S)
 
     def probe_nowait(self, tokens: Any, **key: Any) -> Remembered | None:
-        """What was heard of this prompt in the last two seconds, at once; None where that is nothing.
+        """What was heard of this prompt's segments in the last two seconds, at once; None where that does not tell.
 
-        Then it is asked in the background, so that the next call knows. A hint: only a lease promises.
+        Then it is asked in the background, so that the next call knows, of any prompt that begins alike. A hint: only
+        a lease promises, and an acquire that finds it wrong makes it forgotten.
         """
-        return self._lookahead.recall(self._prompts.keys(tokens, key))
+        question = self._acquire(self._prompts.keys(tokens, key), probe=True, explain=True)
+        return self._lookahead.recall(replace(question, versions=False))
 
     def match_many(self, prompts: Iterable[Any], **key: Any) -> list[Answer]:
         """:meth:`probe` for a whole batch in one round trip; the answers in the prompts' order.
@@ -410,8 +410,6 @@ class Session:
             replies = self._holders.again(ask) if messages else []
         except HolderLost:
             replies = in_turn(self._probe, batch)
-        for keys, reply in zip(batch, replies, strict=True):
-            self._lookahead.heard(keys, reply)
         return [self._answer(reply) for reply in replies]
 
     def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
@@ -422,7 +420,7 @@ class Session:
         message = self._acquire(self._prompts.keys(tokens, key), probe=True, explain=True)
 
         def asked(readers: tuple[str, ...]) -> Acquire:
-            return replace(message, readers=readers, request=request_id())
+            return replace(message, readers=readers, request=request_id(), versions=False)
 
         try:
             reply, readers = self._holders.anyone(asked, WireAnswer, RANK_TIMEOUT_S)

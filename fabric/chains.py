@@ -99,7 +99,7 @@ class Run:
 class Segment:
     """All runs known under one anchor."""
 
-    __slots__ = ("floats", "others", "root", "tails", "used")
+    __slots__ = ("edition", "floats", "others", "root", "tails", "used")
 
     def __init__(self) -> None:
         self.root: Run | None = None
@@ -110,6 +110,8 @@ class Segment:
         self.tails: dict[bytes, Run] | None = None
         self.used = False
         """Touched again since the hand of forgetting came by."""
+        self.edition = 0
+        """The index's count of changes when this segment was last changed."""
 
     @property
     def empty(self) -> bool:

@@ -350,7 +350,8 @@ class DirectoryCore:
         moved: list[tuple[int, int]] = []
         if message.map_epoch < self.router.map.epoch:
             strips = self._mine(message.strips, moved)
-        stripes, evicted = self.index.lookup(tuple(strips))
+        asked = tuple(strips)
+        stripes, evicted = self.index.lookup(asked)
         return Found(
             message.op,
             self.epoch,
@@ -361,6 +362,7 @@ class DirectoryCore:
             not self._reached(message.marks),
             tuple(moved),
             self.router.map if moved else None,
+            self.index.editions(asked),
         )
 
     def _mine(self, strips: Iterable[Strip], moved: list[tuple[int, int]]) -> list[Strip]:

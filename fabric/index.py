@@ -19,7 +19,7 @@ import numpy as np
 from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, Cell, cost_bytes, evicted_objects_of, pack, unpack
 from .bitmaps import ones
 from .chains import KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment
-from .messages import EventRun, Lane, Piece, Strip, Stripe
+from .messages import Edition, EventRun, Lane, Piece, Strip, Stripe
 from .passport import Abi
 from .segments import SEGMENT_OBJECTS
 from .versions import Versions
@@ -85,6 +85,12 @@ class ChainIndex:
     bytes_used: int = 0
     evicted_objects: int = 0
     forgotten_segments: int = 0
+    _edition: int = 0
+    """Changes so far."""
+    _lives_edition: int = 0
+    """When it was last changed which lives count: that concerns every segment."""
+    _gone_edition: int = 0
+    """When a segment last left."""
     _number: int = NOBODY
     _dead: set[int] = field(default_factory=set)
     _lanes: dict[Lane, Lane] = field(default_factory=dict)
@@ -106,11 +112,15 @@ class ChainIndex:
     def show(self, life: int, holder: str, incarnation: int) -> None:
         """From here on lookups see this life."""
         self.lives[life] = (holder, incarnation)
+        self._edition += 1
+        self._lives_edition = self._edition
 
     def end_life(self, life: int) -> None:
         """This life counts for nothing any more; its bands are swept away later."""
         self.lives.pop(life, None)
         self._dead.add(life)
+        self._edition += 1
+        self._lives_edition = self._edition
 
     # --- events --------------------------------------------------------------------------------
 
@@ -303,15 +313,18 @@ class ChainIndex:
         """Give a run its bands; what no band speaks of any more leaves."""
         cost = cost_bytes(bands) - cost_bytes(run.bands)
         run.bands = bands
+        segment = table[anchor]
+        self._edition += 1
+        segment.edition = self._edition
         if shrank:
             if all(band.life != NOBODY for band in bands):
                 self._evicted.pop(run, None)
             held = len(run.digests)
-            segment = table[anchor]
             segment.trim(run)
             cost -= held + RUN_BYTES if not bands else held - len(run.digests)
             if segment.empty:
                 del table[anchor]
+                self._gone_edition = self._edition
                 cost -= SEGMENT_BYTES
         self.bytes_used += cost
 
@@ -353,6 +366,8 @@ class ChainIndex:
                 self.evicted_objects -= evicted_objects_of(run)
         self.bytes_used -= SEGMENT_BYTES
         self.forgotten_segments += 1
+        self._edition += 1
+        self._gone_edition = self._edition
         del table[anchor]
 
     def _round(self) -> Iterator[tuple[Table, bytes]]:
@@ -408,6 +423,19 @@ class ChainIndex:
             if table:
                 _look(table, strip, seen)
         return self._stripes(seen), _evicted_of(seen)
+
+    def editions(self, strips: Iterable[Strip]) -> tuple[Edition, ...]:
+        """The state of each segment asked for, by a number that changes with what :meth:`lookup` says of it."""
+        return tuple(self._editions_of(strip) for strip in strips)
+
+    def _editions_of(self, strip: Strip) -> Edition:
+        table = self.tables.get(strip.unit, {})
+        told = []
+        for at in range(0, strip.count, SEGMENT_OBJECTS):
+            segment = table.get(strip.digests[at * KEY : at * KEY + KEY])
+            last = self._gone_edition if segment is None else segment.edition
+            told.append(max(last, self._lives_edition) << 1 | (segment is not None))
+        return strip.unit, strip.first, np.array(told, "<u8").tobytes()
 
     def _stripes(self, seen: Seen) -> tuple[Stripe, ...]:
         owners = [owner for owner in seen if owner.life in self.lives]

@@ -44,6 +44,7 @@ from .messages import (
     PartReply,
     PinReply,
     PinRequest,
+    Told,
 )
 from .parts import PartDesk
 from .planner import PartPlan, View
@@ -82,6 +83,7 @@ class AcquireOp:
     asked: set[str] = field(default_factory=set)
     directory_asked: bool = False
     asks: int = 0
+    told: list[Told] = field(default_factory=list)
     shards_awaited: dict[int, str] = field(default_factory=dict)
     """Directory shards that have not answered, by the number of the question."""
     tokens: int = 0
@@ -320,6 +322,7 @@ class Leader:
         op.directory_asked = True
         self._next_op(op)
         op.view.hints = Hints()
+        op.told.clear()
         self._ask_shards(op, self.ctx.router)
         self._time_out(op, self._directory_silent)
 
@@ -342,6 +345,7 @@ class Leader:
             return
         del op.shards_awaited[message.ask]
         op.view.hints.learn(message)
+        op.told.extend((peer, message.epoch, *edition) for edition in message.editions)
         for group, bits in message.evicted:
             op.view.evicted[group] = op.view.evicted.get(group, 0) | bits
         op.view.unreachable.update(set(message.stale).difference(op.view.readers))
@@ -1030,10 +1034,11 @@ class Leader:
             view = op.view
             answer = replace(
                 answer,
-                columns=tuple(view.told_columns()),
+                columns=tuple(view.told_columns() if op.request.versions else view.columns.values()),
                 evicted=tuple(view.evicted.items()),
                 unreachable=tuple(sorted(view.unreachable)),
                 plan=() if op.choice is None else op.choice.expected,
+                told=tuple(op.told),
             )
         self.ctx.send(op.client, answer)
 

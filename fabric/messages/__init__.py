@@ -24,6 +24,7 @@ from .clients import (
 )
 from .directory import (
     DumpPart,
+    Edition,
     EventBatch,
     EventRun,
     EventsSeen,
@@ -51,6 +52,7 @@ from .leases import (
     Release,
     Renew,
     Renewed,
+    Told,
 )
 from .objects import Cap, CapShare, Column, Mark, Objects, Prompt, Room, SlotRun, StoreItem
 from .peers import (
@@ -91,6 +93,7 @@ __all__ = [
     "Done",
     "Drop",
     "DumpPart",
+    "Edition",
     "EventBatch",
     "EventRun",
     "EventsSeen",
@@ -159,5 +162,6 @@ __all__ = [
     "Stripe",
     "SwapIn",
     "SwapOut",
+    "Told",
     "WriteSlots",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..kinds import INDEX_DIGEST_BYTES, Reason
 from ..passport import Abi
-from ..wire import Bits, record
+from ..wire import Bits, added, record
 from .objects import Mark
 
 
@@ -157,6 +157,11 @@ Piece = tuple[int, int, bytes]
 """Versions of a stripe's objects from index first to end, encoded (``fabric.versions``), a row a lane."""
 
 
+Edition = tuple[int, int, bytes]
+"""A shard's count of changes at each of consecutive segments of one object unit, from object ``first`` on:
+(unit, first, uint64 each). The lowest bit tells whether anything is known of the segment at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stripe:
     """What one holder has alike in several groups along a prompt: bit i is object i of the prompt.
@@ -179,7 +184,8 @@ class Found:
 
     ``stale``: holders whose events have been missing for long: what is said of them is not trusted.
     ``behind``: a holder's mark was not reached in time. ``moved``: (unit, first index) of segments
-    that another shard answers for, by the newer ``map``. ``ask`` is the question's.
+    that another shard answers for, by the newer ``map``. ``ask`` is the question's. ``editions``: of the
+    segments asked for that this shard answers for.
     """
 
     op: str
@@ -191,6 +197,7 @@ class Found:
     behind: bool = False
     moved: tuple[tuple[int, int], ...] = ()
     map: ShardMap | None = None
+    editions: tuple[Edition, ...] = added(2, ())
 
 
 @record(45)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..expected import Expected, Work
 from ..kinds import Cause, Reason, Status
 from ..passport import Abi
-from ..wire import Bits, record
+from ..wire import Bits, added, record
 from .objects import Column, Mark, Prompt, SlotRun
 
 
@@ -40,6 +40,12 @@ class Acquire:
     age_s: float = 0.0
     """How long the request waited before it was parked: its place in every line is that much earlier."""
     marks: tuple[Mark, ...] = ()
+    versions: bool = added(2, True)
+    """With ``explain``: columns bear the versions expected."""
+
+
+Told = tuple[str, int, int, int, bytes]
+"""What a directory shard told of consecutive segments: its name, its epoch, and an edition's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,9 @@ class Answer:
     columns: tuple[Column, ...] = ()
     evicted: tuple[tuple[int, Bits], ...] = ()
     unreachable: tuple[str, ...] = ()
-    plan: tuple[Expected, ...] = ()
+    plan: tuple[Expected, ...] = added(2, ())
     """To an ``explain``: the ways to resume that were weighed, the chosen first."""
+    told: tuple[Told, ...] = added(2, ())
 
 
 @record(12)

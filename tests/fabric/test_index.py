@@ -96,6 +96,7 @@ class IndexAgainstPlain(RuleBasedStateMachine):
         self.chains = {unit: [grow([], f"root{unit}", 530)] for unit in set(UNITS.values())}
         self.lives: dict[str, int] = {}
         self.told: list[tuple[list[bytes], int, int, Lane]] = []
+        self.said: dict[tuple[int, bytes], tuple[int, Any]] = {}
         for holder in ("a", "b", "c"):
             self.start(holder)
 
@@ -150,13 +151,20 @@ class IndexAgainstPlain(RuleBasedStateMachine):
         batch = []
         for chain, first, end in spans:
             batch += events(chain, first, end, lane, unit=unit, evicted=evicted, version=version)
+        if holder not in self.lives:
+            self.start(holder)
         self.plain.apply(holder, [_told(run) for run in batch])
         self.index.apply(self.lives[holder], batch)
 
     @rule(holder=st.sampled_from("abc"))
+    def die(self, holder) -> None:
+        if holder in self.lives:
+            self.plain.end_life(holder)
+            self.index.end_life(self.lives.pop(holder))
+
+    @rule(holder=st.sampled_from("abc"))
     def restart(self, holder) -> None:
-        self.plain.end_life(holder)
-        self.index.end_life(self.lives[holder])
+        self.die(holder)
         self.start(holder)
 
     @rule()
@@ -173,11 +181,31 @@ class IndexAgainstPlain(RuleBasedStateMachine):
                 found, gone = expand(self.index, [strip(chain, unit)])
                 assert found == self.plain.lookup(groups, 2)
                 assert gone == self.plain.gone(groups)
+                self.editions(unit, chain, found, gone)
         assert self.index.evicted_objects == len(self.plain.evicted)
         assert self.index.bytes_used == recount(self.index)
         for table in self.index.tables.values():
             for segment in table.values():
                 assert len(segment.tails or ()) <= len(segment.others or ())
+
+    def editions(self, unit: int, chain: list[bytes], found: dict[Any, Any], gone: dict[int, set[int]]) -> None:
+        """Of a segment in the same edition nothing else is said."""
+        ((_, _, blob),) = self.index.editions([strip(chain, unit)])
+        for place, start in enumerate(range(0, len(chain), SEGMENT_OBJECTS)):
+            number = int.from_bytes(blob[place * 8 : place * 8 + 8], "little")
+            part = range(start, min(start + SEGMENT_OBJECTS, len(chain)))
+            there = {key: {i: told[i] for i in part if i in told} for key, told in found.items()}
+            left = {group: bits & set(part) for group, bits in gone.items()}
+            says = (
+                {key: value for key, value in there.items() if value},
+                {g: bits for g, bits in left.items() if bits},
+            )
+            before = self.said.get((unit, chain[part[-1]]))
+            if before is not None:
+                assert number >= before[0]
+                assert number != before[0] or says == before[1]
+            self.said[unit, chain[part[-1]]] = (number, says)
+            assert number & 1 or says == ({}, {})
 
     def teardown(self) -> None:
         if not hasattr(self, "index"):
