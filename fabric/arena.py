@@ -100,7 +100,7 @@ class ArenaLayout:
             raise SpecError("pools: an arena needs at least one slot")
         table_bytes = -(-self.slots * SLOT_HEADER.itemsize // PAGE_BYTES) * PAGE_BYTES
         self.table_offset = PAGE_BYTES
-        offset = PAGE_BYTES + table_bytes
+        offset = self.headers_bytes = PAGE_BYTES + table_bytes
         self.first_slot: list[int] = []
         self.pool_offset: list[int] = []
         slot = 0
@@ -146,13 +146,17 @@ class ArenaLayout:
 
 
 class Arena:
-    """Headers and payload of an arena over ``buffer``; read-only if the buffer is."""
+    """Headers and payload of an arena over ``buffer``; read-only if the buffer is.
 
-    def __init__(self, layout: ArenaLayout, buffer: Any) -> None:
+    With ``headers_only`` the buffer ends before the first slot: slots have states and no bytes.
+    """
+
+    def __init__(self, layout: ArenaLayout, buffer: Any, *, headers_only: bool = False) -> None:
         self.layout = layout
         self.bytes: Bytes = np.frombuffer(buffer, dtype=np.uint8)
-        if self.bytes.nbytes < layout.size_bytes:
-            raise SpecError(f"arena: {self.bytes.nbytes} bytes are less than the layout's {layout.size_bytes}")
+        least = layout.headers_bytes if headers_only else layout.size_bytes
+        if self.bytes.nbytes < least:
+            raise SpecError(f"arena: {self.bytes.nbytes} bytes are less than the layout's {least}")
         self.header = self.bytes[: ARENA_HEADER.itemsize].view(ARENA_HEADER)
         table_end = layout.table_offset + layout.slots * SLOT_HEADER.itemsize
         self.table = self.bytes[layout.table_offset : table_end].view(SLOT_HEADER)
@@ -254,5 +258,12 @@ class Arena:
 def heap_arena(layout: ArenaLayout, incarnation: int) -> Arena:
     """A formatted arena in ordinary memory: for the simulator, scenarios and tests."""
     arena = Arena(layout, np.zeros(layout.size_bytes, dtype=np.uint8).data)
+    arena.format(incarnation)
+    return arena
+
+
+def header_arena(layout: ArenaLayout, incarnation: int) -> Arena:
+    """A formatted arena whose slots have headers and no bytes: where capacity is only a number."""
+    arena = Arena(layout, np.zeros(layout.headers_bytes, dtype=np.uint8).data, headers_only=True)
     arena.format(incarnation)
     return arena
