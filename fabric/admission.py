@@ -3,8 +3,8 @@
 A limit is checked and charged in the same step: an object is charged when it takes a slot and
 discharged when the slot is free again, by whatever path (store, fetch, restore, eviction), because
 :class:`~kvfabric.fabric.books.Books` is the one place where slots change hands. What is in use but
-evictable counts as room, as it does for a pool: whoever needs it pushes it out, least recently used
-first.
+evictable counts as room, as it does for a pool: whoever needs it pushes it out, in the order of
+:mod:`room`.
 
     whole need or nothing    a need is asked for all its pools and limits at once
     larger than the limit    never waits: no eviction can make that room
@@ -17,7 +17,6 @@ as a request waits for a tier.
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -88,8 +87,6 @@ class Scope:
     limit: ByteLimit
     used: Counter[ObjectKind] = field(default_factory=Counter)
     evictable: Counter[ObjectKind] = field(default_factory=Counter)
-    order: list[tuple[int, int, int, Obj]] = field(default_factory=list)
-    """Heap of what may make room here, as a pool's."""
 
     @property
     def used_bytes(self) -> int:
@@ -107,9 +104,9 @@ class Scope:
     def room_bytes(self) -> int:
         return self.limit.bytes_max - self.committed(evicted=True)
 
-    def makes_room(self, victim: Obj, newcomer: Obj) -> bool:
-        """Whether it helps the newcomer that this one leaves: another kind at its floor would leave for nothing."""
-        return victim.kind is newcomer.kind or self.used[victim.kind] > dict(self.limit.floors).get(victim.kind, 0)
+    def makes_room(self, leaving: ObjectKind, coming: ObjectKind) -> bool:
+        """Whether it helps a newcomer that one of this kind leaves: another at its floor would leave for nothing."""
+        return leaving is coming or self.used[leaving] > dict(self.limit.floors).get(leaving, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +228,6 @@ class AdmissionBook:
         for scope in self.scopes(obj.kind, obj.tenant):
             scope.evictable[obj.kind] += sign * self._bytes[obj.group]
 
-    def enqueue(self, obj: Obj, entry: tuple[int, int, int, Obj]) -> None:
-        """Let the object make room in its scopes in its turn."""
-        for scope in self.scopes(obj.kind, obj.tenant):
-            heapq.heappush(scope.order, entry)
-            if len(scope.order) > 4 * (scope.used_bytes // self._bytes[obj.group]) + 256:
-                scope.order = compacted(scope.order)
-
     # --- checking ------------------------------------------------------------------------------
 
     def excess(self, owners: Iterable[Obj | None]) -> list[str]:
@@ -278,14 +268,6 @@ def _count(counts: Counter[str], tenant: str, change: int) -> None:
     counts[tenant] += change
     if counts[tenant] <= 0:
         del counts[tenant]
-
-
-def compacted(order: list[tuple[int, int, int, Obj]]) -> list[tuple[int, int, int, Obj]]:
-    """A heap with the newest entry of each object that is still evictable."""
-    live = {id(e[3]): e for e in sorted(order, key=lambda e: e[2]) if e[3].evictable}
-    order = list(live.values())
-    heapq.heapify(order)
-    return order
 
 
 class WaitingLine(Generic[T]):

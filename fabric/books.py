@@ -7,35 +7,34 @@ So nothing can be lost that is not visible here: free + owned = pool, always.
     hidden objects      RESERVED or FILLING for an attempt or a fetch, EVICTING while still pinned,
                         QUARANTINED until proven quiet
 
-Kinds never share a free list: one pool a group and shard. Room comes from what is unpinned, least
-recently used first and, within one use, from the far end of the chain. Byte limits (``admission``)
-are charged where a slot gets its owner and discharged where it loses it, here and nowhere else.
+Kinds never share a free list: one pool a group and shard. Room comes from what is unpinned, in the
+order of ``room``. Byte limits (``admission``) are charged where a slot gets its owner and discharged
+where it loses it, here and nowhere else.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .admission import AdmissionBook, ByteLimit, Lack, TenantQuota, compacted
+from .admission import AdmissionBook, ByteLimit, Lack, TenantQuota
 from .arena import Arena, SlotState
+from .eviction import Arrivals, Eviction, EvictionFactory, LeastRecentlyUsed, PoolShape
 from .kinds import ObjectKind, ProtocolError, Reason
 from .lifecycle import REPLACE_VERB, State, Verb, advance
 from .messages import Column, Objects, Prompt, Room, SlotRun
 from .model import ModelSpec
 from .passport import Abi
+from .room import RoomBook, Structure
 from .segments import ChainPlace
 from .writing import DiskAdmission
 
 DIGEST_BYTES = 32
-FIRST_OUT = -1
-"""The use tick under which objects stand that make room before all others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +67,12 @@ class Obj:
     """Where it lies in its chain; without one the directory is not told of it."""
     first_out: bool = False
     """Makes room before anything else: unusable, or of retired weights."""
+    base: bytes = b""
+    """Digest of the object before it in its chain, where a resume needs both."""
+    home: bytes = b""
+    """Digest of the history block that it ends in, without which it serves nobody."""
+    linked: bool = False
+    """What it rests on counts it."""
     books: Books | None = None
     """Whose slot it has: pins, uses and graph leases are counted there, by slot."""
 
@@ -109,7 +114,6 @@ class Pool:
     slots: int
     free: list[int]
     evictable: int = 0
-    order: list[Place] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -149,9 +153,6 @@ class Claim:
         return cls(tuple((group, shard) for group, shard, _ in some), starts, np.concatenate(arrays))
 
 
-Place = tuple[int, int, int, Obj]
-"""An object's place in the order of leaving: use tick, nearness to its chain's start, sequence."""
-
 _NOTHING: dict[bytes, int] = {}
 
 
@@ -181,6 +182,7 @@ class Books:
         arena: Arena,
         limits: Sequence[ByteLimit] = (),
         quotas: Mapping[str, TenantQuota] | None = None,
+        eviction: EvictionFactory = LeastRecentlyUsed,
     ) -> None:
         self.model = model
         self.admission = AdmissionBook(model, limits, quotas)
@@ -208,8 +210,10 @@ class Books:
         """How often the slot's object was used (stored, leased), where ``writing`` asks for it."""
         self.writing: DiskAdmission | None = None
         """What may go to disk; None: everything."""
-        self.queued = np.zeros(slots, dtype=np.bool_)
-        """Whether the slot's object has an entry in its pool's order, however old."""
+        self.settled = np.zeros(slots, dtype=np.bool_)
+        """Whether the slot's object is visible and sealed: evictable where nothing pins it."""
+        self.first_out = np.zeros(slots, dtype=np.bool_)
+        self.positions = np.zeros(slots, dtype=np.int64)
         self.versions = np.zeros(slots, dtype="<u8")
         self.lengths = np.zeros(slots, dtype="<u4")
         self.revisions = np.zeros(slots, dtype=np.int64)
@@ -233,7 +237,23 @@ class Books:
         """Told of an object that has the disk copy of another from here on."""
         self.victims = 0
         """Counts what left memory to make room."""
-        self._sequence = 0
+        self.now_s = 0.0
+        """The time of the step under way."""
+        self.shapes = {
+            key: PoolShape(
+                pool.group,
+                pool.shard,
+                pool.first,
+                pool.slots,
+                model.groups[pool.group].kind,
+                model.groups[pool.group].unit_tokens,
+                model.groups[pool.group].block_bytes,
+                Structure(model).prefix[pool.group],
+            )
+            for key, pool in self.pools.items()
+        }
+        self.policy: Eviction = eviction(tuple(self.shapes.values()))
+        self.leaving = RoomBook.of(self, self.policy, slots)
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -251,14 +271,22 @@ class Books:
 
     def touch(self, objects: Iterable[Obj]) -> None:
         """Mark a use: all objects of one use share a tick."""
-        self.touch_slots([obj.slot for obj in objects if obj.slot >= 0])
+        self.touch_slots(np.array([obj.slot for obj in objects if obj.slot >= 0], dtype=np.int64))
 
-    def touch_slots(self, slots: Slots | list[int]) -> None:
-        """Mark a use of these slots' objects. Their places in the pools' orders are put right when met."""
+    def stored(self, objects: Iterable[Obj]) -> None:
+        """These are about to be installed, later than every use so far: the first use of each."""
+        self.tick += 1
+        if self.writing is not None:
+            self.uses[[obj.slot for obj in objects]] += 1
+
+    def touch_slots(self, slots: Slots) -> None:
+        """Mark a use of these slots' objects."""
         self.tick += 1
         self.last_use[slots] = self.tick
         if self.writing is not None:
             self.uses[slots] += 1
+        self.policy.used(slots, self.tick, self.now_s)
+        self.leaving.touched(slots)
 
     def locate(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int]:
         """The slots of usable objects in memory, by digest; -1 for what is elsewhere or nowhere."""
@@ -354,8 +382,7 @@ class Books:
         occupant = self.owner[slot]
         if occupant is not None:
             self.evict(occupant)
-        while (scope := self.admission.over(obj)) is not None:
-            self.evict(self._victim(scope.order, f"limit {scope.limit}", partial(scope.makes_room, newcomer=obj)))
+        self._keep_limits(obj)
         self.pools[obj.group, obj.shard].free.remove(slot)
         obj.advance(Verb.RESERVE)
         self._own(obj, slot)
@@ -370,11 +397,29 @@ class Books:
     def _make_room(self, obj: Obj) -> int:
         """A free slot for the object, its limits kept: whatever must leave for that leaves now."""
         pool = self.pools[obj.group, obj.shard]
-        while (scope := self.admission.over(obj)) is not None:
-            self.evict(self._victim(scope.order, f"limit {scope.limit}", partial(scope.makes_room, newcomer=obj)))
+        self._keep_limits(obj)
         if not pool.free:
-            self.evict(self._victim(pool.order, f"pool {pool.group}/{pool.shard}"))
+            self._push_out(self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}"))
         return pool.free.pop()
+
+    def _keep_limits(self, obj: Obj) -> None:
+        """Let what must leave before this object is charged."""
+        while (scope := self.admission.over(obj)) is not None:
+            limit, groups = scope.limit, self.model.groups
+            pools = [
+                pool
+                for pool in self.pools.values()
+                if limit.kind in (None, groups[pool.group].kind) and scope.makes_room(groups[pool.group].kind, obj.kind)
+            ]
+            tenant = obj.tenant if limit.tenant is not None or limit.each_tenant else None
+            self._push_out(self.leaving.victim(pools, tenant, f"limit {limit}"))
+
+    def _push_out(self, victim: Obj) -> None:
+        """A victim makes room, and what nobody can reach without it."""
+        for obj in (*self.leaving.company(victim), victim):
+            self.victims += 1
+            self.policy.left(obj.slot, obj.digest, self.now_s)
+            self.evict(obj)
 
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
@@ -383,49 +428,6 @@ class Books:
         obj.slot, obj.books = slot, self
         obj.version = self.arena.begin_write(slot)
         self.versions[slot] = obj.version
-
-    def _victim(self, order: list[Place], where: str, helps: Callable[[Obj], bool] = lambda _: True) -> Obj:
-        """The first in turn that may leave, and helps. Entries that are out of date are put right on the way."""
-        passed: list[Place] = []
-        found = self._next_victim(order, helps, passed)
-        for place in passed:
-            heapq.heappush(order, place)
-        if found is None:
-            raise ProtocolError(f"{where}: reserved without room")
-        self.victims += 1
-        return found
-
-    def _next_victim(self, order: list[Place], helps: Callable[[Obj], bool], passed: list[Place]) -> Obj | None:
-        while order:
-            place = heapq.heappop(order)
-            use, _, _, obj = place
-            if obj.slot < 0 or self.owner[obj.slot] is not obj:
-                continue
-            if not obj.evictable:
-                self.queued[obj.slot] = False
-            elif use != self._turn(obj):
-                heapq.heappush(order, self._place(obj))
-            elif not helps(obj):
-                passed.append(place)
-            else:
-                return obj
-        return None
-
-    def _turn(self, obj: Obj) -> int:
-        return FIRST_OUT if obj.first_out else obj.last_use
-
-    def _place(self, obj: Obj) -> Place:
-        self._sequence += 1
-        return (self._turn(obj), -obj.position, self._sequence, obj)
-
-    def _enqueue(self, obj: Obj) -> None:
-        pool = self.pools[obj.group, obj.shard]
-        self.queued[obj.slot] = True
-        place = self._place(obj)
-        heapq.heappush(pool.order, place)
-        self.admission.enqueue(obj, place)
-        if len(pool.order) > 4 * pool.slots + 64:
-            pool.order = compacted(pool.order)
 
     # --- objects' lives ------------------------------------------------------------------------
 
@@ -446,10 +448,28 @@ class Books:
             number = self._abi_number[obj.abi] = len(self.abis)
             self.abis.append(obj.abi)
         self.abi_numbers[slot] = number
+        self.positions[slot] = obj.position
+        self.first_out[slot] = obj.first_out
         self.arena.seal(slot, obj.length, checksum, obj.digest[:16], obj.revision)
 
     def install(self, obj: Obj) -> None:
         """Make a SEALED object the visible one of its key; what it replaces leaves by its kind's verb."""
+        self.install_all([obj])
+
+    def install_all(self, objects: Sequence[Obj]) -> None:
+        """Make SEALED objects visible that came together; those of one group and shard stand in a row."""
+        for obj in objects:
+            self._install(obj)
+        for key, run in groupby(objects, key=lambda obj: (obj.group, obj.shard)):
+            self._arrived(key, list(run))
+
+    def _arrived(self, key: tuple[int, int], run: Sequence[Obj]) -> None:
+        slots = np.array([obj.slot for obj in run], dtype=np.int64)
+        self.leaving.touched(slots)
+        digests, positions = [obj.digest for obj in run], [obj.position for obj in run]
+        self.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
+
+    def _install(self, obj: Obj) -> None:
         table = self.table[obj.group, obj.shard]
         old = table.get(obj.digest)
         if old is not None:
@@ -457,6 +477,8 @@ class Books:
         obj.visible = True
         self.last_use[obj.slot] = self.tick
         table[obj.digest] = obj
+        self.settled[obj.slot] = True
+        self.leaving.link(obj)
         self._serve(obj)
         if obj.evictable:
             self._became_evictable(obj)
@@ -467,6 +489,9 @@ class Books:
         obj.advance(Verb.SWAPPED_IN)
         self._record(obj, checksum)
         self.last_use[obj.slot] = self.tick
+        self.settled[obj.slot] = True
+        self.leaving.link(obj)
+        self._arrived((obj.group, obj.shard), [obj])
         self._serve(obj)
         if obj.evictable:
             self._became_evictable(obj)
@@ -498,7 +523,9 @@ class Books:
 
     def _fall_back_to_disk(self, obj: Obj) -> None:
         """The copy in memory leaves, at once or once unpinned; the one on disk is the visible one from here on."""
-        copy = replace(obj, state=State.ABSENT, slot=-1, version=0, visible=False, first_out=False, books=None)
+        copy = replace(
+            obj, state=State.ABSENT, slot=-1, version=0, visible=False, first_out=False, books=None, linked=False
+        )
         obj.on_disk = None
         self._leave(obj, Verb.EVICT, evicted=False, announce=False)
         self.find_on_disk(copy)
@@ -507,8 +534,9 @@ class Books:
     def make_first_out(self, obj: Obj) -> None:
         """Let this object make room before any other."""
         obj.first_out = True
-        if obj.evictable:
-            self._enqueue(obj)
+        if obj.slot >= 0:
+            self.first_out[obj.slot] = True
+            self.leaving.again()
 
     def retire(self, obj: Obj, *, announce: bool = True) -> None:
         """A commit outdated this visible object: by its kind's verb it leaves, at once or once unpinned.
@@ -526,6 +554,7 @@ class Books:
             raise ProtocolError(f"a pinned {obj.kind} object cannot be evicted")
         if obj.on_a_tier and obj.bad is None:
             self._no_longer_evictable(obj)
+            self.settled[obj.slot] = False
             obj.advance(Verb.EVICT)
             obj.advance(Verb.FALL_BACK)
             self._serve_no_more(obj)
@@ -545,6 +574,8 @@ class Books:
     def _leave(self, obj: Obj, verb: Verb, *, evicted: bool, announce: bool) -> None:
         if obj.evictable:
             self._no_longer_evictable(obj)
+        if obj.slot >= 0:
+            self.settled[obj.slot] = False
         obj.advance(verb)
         self._hide(obj)
         if announce:
@@ -576,6 +607,7 @@ class Books:
     def demote(self, obj: Obj) -> None:
         """Begin writing a sealed object to a tier. The write holds a pin; the bytes stay readable."""
         self.pin(obj)
+        self.settled[obj.slot] = False
         obj.advance(Verb.SWAP_OUT)
 
     def demoted(self, obj: Obj, extent: int, entry: int) -> None:
@@ -593,6 +625,7 @@ class Books:
         """A DEMOTING object's copy on a tier stands: free the slot, unless a reader pinned it meanwhile."""
         if obj.pins > 1:
             obj.advance(Verb.SWAP_FAILED)
+            self.settled[obj.slot] = True
             self.unpin(obj)
             return
         self.pins[obj.slot] = 0
@@ -605,6 +638,7 @@ class Books:
         """Nothing was written: the object stays in memory."""
         if obj.state is State.DEMOTING:
             obj.advance(Verb.SWAP_FAILED)
+            self.settled[obj.slot] = True
         self.unpin(obj)
 
     def find_on_disk(self, obj: Obj) -> None:
@@ -649,8 +683,9 @@ class Books:
     def _free(self, obj: Obj) -> None:
         """Take the object's slot back."""
         self.arena.vacate(obj.slot)
+        self.leaving.unlink(obj)
+        self.settled[obj.slot] = False
         self.owner[obj.slot] = None
-        self.queued[obj.slot] = False
         self.pools[obj.group, obj.shard].free.append(obj.slot)
         self.admission.discharge(obj)
         obj.slot = -1
@@ -707,8 +742,6 @@ class Books:
         for pool, count in zip(claim.pools, _count(idle, claim.starts), strict=True):
             self.pools[pool].evictable += count
         self.room_gained += 1
-        for slot in slots[idle & ~self.queued[slots]].tolist():
-            self._enqueue(self._owner(slot))
 
     def freeze(self, slots: Slots, by: int) -> None:
         """A graph lease begins (+1) or ended (-1) over these slots."""
@@ -724,8 +757,6 @@ class Books:
         self.pools[obj.group, obj.shard].evictable += 1
         self.admission.evictable(obj, 1)
         self.room_gained += 1
-        if not self.queued[obj.slot]:
-            self._enqueue(obj)
 
     def _no_longer_evictable(self, obj: Obj) -> None:
         self.pools[obj.group, obj.shard].evictable -= 1

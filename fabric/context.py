@@ -16,6 +16,7 @@ from .admission import ByteLimit, TenantQuota
 from .arena import Arena
 from .books import Books, Obj
 from .effects import Effect, Send
+from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
 from .kinds import Reason
 from .leases import LeaseBook
@@ -103,6 +104,7 @@ class HolderContext:
         *,
         planning: Planning | None = None,
         writing: DiskAdmission | None = None,
+        eviction: EvictionFactory = LeastRecentlyUsed,
     ) -> None:
         self.config = config
         self.planning = planning
@@ -110,7 +112,7 @@ class HolderContext:
         self.model = model
         self.arena = arena
         self.incarnation = incarnation
-        self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas))
+        self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas), eviction)
         self.books.writing = writing
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)))
         """Which directory shard answers for which part of a chain."""

@@ -31,6 +31,7 @@ from .effects import (
     Undeliverable,
 )
 from .events import EventDesk
+from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
 from .graphs import GraphDesk
 from .kinds import Reason
@@ -102,8 +103,11 @@ class HolderCore:
         *,
         planning: Planning | None = None,
         writing: DiskAdmission | None = None,
+        eviction: EvictionFactory = LeastRecentlyUsed,
     ) -> None:
-        self.ctx = HolderContext(config, model, arena, incarnation, weights, planning=planning, writing=writing)
+        self.ctx = HolderContext(
+            config, model, arena, incarnation, weights, planning=planning, writing=writing, eviction=eviction
+        )
         self.disk = DiskDesk(self.ctx)
         self.stores = StoreDesk(self.ctx)
         self.pins = PinDesk(self.ctx, self.disk)
@@ -160,7 +164,7 @@ class HolderCore:
 
     def start(self, now: float, found: Iterable[tuple[int, int, ExtentEntry]] = ()) -> list[Effect]:
         """Begin this life with what the disk still holds (extent, entry number, entry)."""
-        self.ctx.now = now
+        self.ctx.now = self.ctx.books.now_s = now
         if self.ctx.config.grants_always:
             self.ctx.arena.set_grants_until(2**64 - 1)
         self.disk.found(found)
@@ -170,7 +174,7 @@ class HolderCore:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """One step: an event in, everything to do about it out. ``now``: monotonic seconds."""
         ctx = self.ctx
-        ctx.now = max(now, ctx.now)
+        ctx.now = ctx.books.now_s = max(now, ctx.now)
         ctx.wake_due()
         match event:
             case Received():

@@ -215,6 +215,7 @@ class PartDesk:
                     self._await(part, index, coming, revision, from_tier=False)
                     continue
                 prompt = part.request.prompt
+                base, home = self.ctx.books.leaving.structure.rests_on(group, index, units)
                 obj = Obj(
                     spec.kind,
                     group,
@@ -228,6 +229,8 @@ class PartDesk:
                     spec.block_bytes,
                     part.request.abis[group],
                     place=chain_place(keys, index),
+                    base=base,
+                    home=home,
                 )
                 indices.append(index)
                 digests.append(digest)

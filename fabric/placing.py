@@ -94,7 +94,17 @@ class Placer:
     def _move(self, run: HeldRun, place: int, slot: int) -> Move:
         old = self.ctx.books.owner[slot]
         assert old is not None, "a held slot has an owner"
-        new = replace(old, state=State.ABSENT, slot=-1, version=0, visible=False, books=None, on_disk=None, below=-1)
+        new = replace(
+            old,
+            state=State.ABSENT,
+            slot=-1,
+            version=0,
+            visible=False,
+            books=None,
+            on_disk=None,
+            below=-1,
+            linked=False,
+        )
         return Move(run, place, old, new)
 
     def _start(self, placing: Placing) -> None:

@@ -115,12 +115,14 @@ class StoreDesk:
             if item.objects.shard not in ctx.books.shards:
                 continue
             keys = units[spec.unit_tokens]
+            rests_on = ctx.books.leaving.structure.rests_on
             for index, digest in zip(item.objects.indices, split(item.objects.digests), strict=True):
                 there = ctx.books.find(item.objects.group, item.objects.shard, digest)
                 if there is not None and not message.replace and _same_content(there, item.revision, item.abi):
                     if there.state is State.SEALED:
                         kept.append(there)
                     continue
+                base, home = rests_on(item.objects.group, index, units)
                 obj = Obj(
                     spec.kind,
                     item.objects.group,
@@ -134,6 +136,8 @@ class StoreDesk:
                     item.length,
                     item.abi,
                     place=chain_place(keys, index),
+                    base=base,
+                    home=home,
                 )
                 fresh.append((obj, index))
         return by_item, kept
@@ -171,11 +175,10 @@ class StoreDesk:
             return Done(message.request, refused, "")
         for i, obj in enumerate(attempt.objects):
             ctx.books.seal(obj, message.checksums[i * CHECKSUM_BYTES : (i + 1) * CHECKSUM_BYTES])
-        ctx.books.touch(attempt.objects)
+        ctx.books.stored(attempt.objects)
         for old in list(ctx.books.find_all(attempt.retire)):
             ctx.books.retire(old)
-        for obj in attempt.objects:
-            ctx.books.install(obj)
+        ctx.books.install_all(attempt.objects)
         ctx.counters["stored_objects"] += len(attempt.objects)
         return Done(message.request, None, "", ctx.mark)
 

@@ -1,0 +1,291 @@
+"""Who makes room: the policy's least worth first, and never against the structure.
+
+Objects of one chain rest on each other, and a cut chain serves nobody behind the cut::
+
+    history   [0] <- [1] <- [2] <- [3]        rests on the block before it: leaves from its far end
+    indexer   [0] <- [1] <- [2] <- [3]        likewise, and each block leaves together with its history's
+    window                   [a]   [b]        at home at the history block that it ends in: useless without
+
+Who leaves is ranked in batches: a policy is asked about many objects at once, and its answer stands
+until its batch is used up. What was used, pinned or replaced meanwhile is passed over; what nothing
+rests on any more joins in at its own worth.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .eviction import Eviction, Slots
+from .identity import DIGEST_BYTES
+from .kinds import Form, ObjectKind, ProtocolError
+from .model import ModelSpec
+
+if TYPE_CHECKING:
+    from .books import Books, Obj, Pool
+
+BATCH_MIN = 64
+BATCH_SHARE = 64
+"""A batch is this part of a pool: what arrived after it was ranked waits for no more than that."""
+SELECTIONS_MAX = 256
+
+Rank = tuple[float, int, int, int]
+"""Worth, nearness to its chain's start, slot, version."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What leaves next of one selection, as of its ranking."""
+
+    number: int
+    heap: list[Rank]
+    limit: tuple[float, int] | None
+    """Worth and place of the last one ranked where more were left out: from there on, rank anew."""
+    last: Obj | None = None
+
+
+class Structure:
+    """Which groups of a model cut a chain, and where the others are at home."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        blocks = [
+            i for i, g in enumerate(model.groups) if g.kind is ObjectKind.COMPRESSED_HISTORY and g.form is Form.BLOCKS
+        ]
+        self.prefix = tuple(
+            g.form is Form.BLOCKS and g.kind in (ObjectKind.COMPRESSED_HISTORY, ObjectKind.INDEXER)
+            for g in model.groups
+        )
+        self.home_group: int | None = blocks[0] if blocks else None
+        """The history that every other group's objects are at home in."""
+        self.home_unit = model.groups[blocks[0]].unit_tokens if blocks else 0
+        self._units = tuple(g.unit_tokens for g in model.groups)
+
+    def rests_on(self, group: int, index: int, units: dict[int, bytes]) -> tuple[bytes, bytes]:
+        """Digests of the object before it in its chain and of the history block it ends in; b"" where there is none.
+
+        ``units``: a prompt's digests by object unit, 32 bytes each.
+        """
+        unit = self._units[group]
+        base = home = b""
+        if self.prefix[group] and index:
+            base = units[unit][(index - 1) * DIGEST_BYTES : index * DIGEST_BYTES]
+        if self.home_group is not None and self.home_group != group:
+            at = ((index + 1) * unit - 1) // self.home_unit * DIGEST_BYTES
+            home = units[self.home_unit][at : at + DIGEST_BYTES]
+        return base, home
+
+
+@dataclass(slots=True)
+class Retained:
+    """What was asked to stay longer: by slot, how much and until when; it fades over its time."""
+
+    weight: npt.NDArray[np.float64]
+    since_s: npt.NDArray[np.float64]
+    until_s: npt.NDArray[np.float64]
+    any_until_s: float = 0.0
+
+    @classmethod
+    def of(cls, slots: int) -> Retained:
+        return cls(np.zeros(slots), np.zeros(slots), np.zeros(slots))
+
+    def keep(self, slots: Slots, weight: float, now_s: float, ttl_s: float) -> None:
+        """Raise these slots' objects; a later call replaces an earlier one."""
+        self.weight[slots], self.since_s[slots], self.until_s[slots] = weight, now_s, now_s + ttl_s
+        self.any_until_s = max(self.any_until_s, now_s + ttl_s)
+
+    def forget(self, slot: int) -> None:
+        self.weight[slot] = 0.0
+
+    def raised(self, slots: Slots, values: npt.NDArray[np.float64], now_s: float) -> npt.NDArray[np.float64]:
+        """The values, those of retained objects moved up the order by their weight (1: past all others) and what is left of it."""
+        if now_s >= self.any_until_s:
+            return values
+        left = (self.until_s[slots] - now_s) / np.maximum(self.until_s[slots] - self.since_s[slots], 1e-9)
+        boost = self.weight[slots] * np.clip(left, 0.0, 1.0)
+        if not boost.any():
+            return values
+        ordered = np.sort(values)
+        place = np.searchsorted(ordered, values) + boost * len(values)
+        inside = ordered[np.minimum(place.astype(np.int64), len(values) - 1)]
+        beyond = np.maximum(place - (len(values) - 1), 0.0) * max(abs(float(ordered[-1])), 1.0)
+        return np.where(boost > 0, inside + beyond, values)
+
+
+@dataclass(slots=True, eq=False)
+class RoomBook:
+    """Who leaves next, for each pool and each byte limit."""
+
+    books: Books
+    policy: Eviction
+    structure: Structure
+    value: npt.NDArray[np.float64]
+    ranked: npt.NDArray[np.int64]
+    """The number of the batch in which the slot's value was told."""
+    resting: npt.NDArray[np.int32]
+    """How many objects in memory rest on the slot's."""
+    retained: Retained
+    _count: dict[tuple[int, int], dict[bytes, int]] = field(default_factory=dict)
+    """By group and shard: how many objects in memory rest on the object with this digest."""
+    _at_home: dict[int, dict[bytes, set[Obj]]] = field(default_factory=dict)
+    """By shard: the objects of other groups in memory that are useless without this history block."""
+    _batches: dict[tuple[tuple[int, ...], str | None], Batch] = field(default_factory=dict)
+    _number: int = 0
+
+    @classmethod
+    def of(cls, books: Books, policy: Eviction, slots: int) -> RoomBook:
+        return cls(
+            books,
+            policy,
+            Structure(books.model),
+            np.zeros(slots),
+            np.full(slots, -1, dtype=np.int64),
+            np.zeros(slots, dtype=np.int32),
+            Retained.of(slots),
+        )
+
+    # --- what rests on what ----------------------------------------------------------------------
+
+    def link(self, obj: Obj) -> None:
+        """The object is in memory: what it rests on knows it, and it what rests on it."""
+        key = (obj.group, obj.shard)
+        count = self._count.setdefault(key, {})
+        self.resting[obj.slot] = count.get(obj.digest, 0)
+        if obj.base:
+            count[obj.base] = resting = count.get(obj.base, 0) + 1
+            base = self.books.table[key].get(obj.base)
+            if base is not None and base.slot >= 0:
+                self.resting[base.slot] = resting
+        if obj.home:
+            self._at_home.setdefault(obj.shard, {}).setdefault(obj.home, set()).add(obj)
+        obj.linked = True
+
+    def unlink(self, obj: Obj) -> None:
+        """The object loses its slot."""
+        if not obj.linked:
+            return
+        obj.linked = False
+        self.retained.forget(obj.slot)
+        key = (obj.group, obj.shard)
+        if obj.base:
+            count = self._count[key]
+            resting = count[obj.base] - 1
+            if resting:
+                count[obj.base] = resting
+            else:
+                del count[obj.base]
+            base = self.books.table[key].get(obj.base)
+            if base is not None and base.slot >= 0:
+                self.resting[base.slot] = resting
+        if obj.home:
+            homes = self._at_home[obj.shard]
+            there = homes[obj.home]
+            there.discard(obj)
+            if not there:
+                del homes[obj.home]
+
+    def company(self, obj: Obj) -> Iterator[Obj]:
+        """What leaves with a victim, because nobody can use it any more; the victim not included."""
+        structure = self.structure
+        if not self.policy.structured or structure.home_group is None or not structure.prefix[obj.group]:
+            return
+        home: Obj | None = obj
+        if obj.home:
+            home = self.books.table[structure.home_group, obj.shard].get(obj.home)
+            if home is None or home.slot < 0 or self.resting[home.slot] or not home.evictable:
+                return
+            yield home
+        if home is None or home.on_a_tier:
+            return
+        for other in list(self._at_home.get(obj.shard, {}).get(home.digest, ())):
+            if other is not obj and other.evictable:
+                yield other
+
+    # --- who leaves ------------------------------------------------------------------------------
+
+    def victim(self, pools: Sequence[Pool], tenant: str | None, where: str) -> Obj:
+        """The next to leave of these pools (of one tenant). Raises ProtocolError where nothing may."""
+        key = (tuple(pool.first for pool in pools), tenant)
+        batch = self._batches.get(key)
+        for _ in range(3):
+            if batch is not None:
+                obj = self._next(batch)
+                if obj is not None:
+                    batch.last = obj
+                    return obj
+            batch = self._rank(pools, tenant)
+            if len(self._batches) >= SELECTIONS_MAX:
+                self._batches.clear()
+            self._batches[key] = batch
+        raise ProtocolError(f"{where}: reserved without room")
+
+    def _next(self, batch: Batch) -> Obj | None:
+        """The first in turn that may leave still; None where the batch is used up."""
+        books, heap = self.books, batch.heap
+        last, batch.last = batch.last, None
+        if last is not None and last.base:
+            self._follow(batch, books.table[last.group, last.shard].get(last.base))
+        while heap:
+            value, nearness, slot, version = heapq.heappop(heap)
+            if batch.limit is not None and (value, nearness) > batch.limit:
+                return None
+            obj = books.owner[slot]
+            if obj is None or obj.version != version or self.ranked[slot] != batch.number:
+                continue
+            if obj.evictable and (not self.resting[slot] or obj.first_out or batch.limit == _ANY):
+                return obj
+        return None
+
+    def _follow(self, batch: Batch, base: Obj | None) -> None:
+        """Nothing rests on this one any more: it is in turn at its own worth."""
+        if base is None or base.slot < 0 or self.resting[base.slot] or self.ranked[base.slot] != batch.number:
+            return
+        heapq.heappush(batch.heap, (float(self.value[base.slot]), -base.position, base.slot, base.version))
+
+    def _rank(self, pools: Sequence[Pool], tenant: str | None) -> Batch:
+        """Ask the policy about everything that may leave."""
+        books = self.books
+        found = []
+        for pool in pools:
+            part = slice(pool.first, pool.first + pool.slots)
+            found.append(pool.first + np.flatnonzero(books.settled[part] & (books.pins[part] == 0)))
+        slots: Slots = np.concatenate(found)
+        if tenant is not None:
+            mine = [slot for slot in slots.tolist() if (o := books.owner[slot]) is not None and o.tenant == tenant]
+            slots = np.array(mine, dtype=np.int64)
+        self._number += 1
+        size = max(BATCH_MIN, len(slots) // BATCH_SHARE)
+        values = self.policy.values(slots, size, books.now_s)
+        values = np.where(books.first_out[slots], -np.inf, self.retained.raised(slots, values, books.now_s))
+        self.value[slots] = values
+        self.ranked[slots] = self._number
+        tips = np.flatnonzero((self.resting[slots] == 0) | books.first_out[slots])
+        limit: tuple[float, int] | None = None
+        if not len(tips):
+            tips, limit = np.arange(len(slots)), _ANY
+        order = tips[np.lexsort((-books.positions[slots[tips]], values[tips]))]
+        chosen = slots[order[:size]]
+        columns = zip(
+            self.value[chosen].tolist(), (-books.positions[chosen]).tolist(), chosen.tolist(),
+            books.versions[chosen].tolist(), strict=True,
+        )  # fmt: skip
+        heap: list[Rank] = list(columns)
+        if limit is None and len(order) > size:
+            limit = heap[-1][:2]
+        return Batch(self._number, heap, limit)
+
+    def again(self) -> None:
+        """Something is to leave before all others: rank anew."""
+        self._batches.clear()
+
+    def touched(self, slots: Slots | Sequence[int]) -> None:
+        """These were used: what was told of their worth does not hold any more."""
+        self.ranked[slots] = -1
+
+
+_ANY = (np.inf, 0)
+"""The limit of a batch where something rests on everything that may leave, and is pinned: any may."""
