@@ -1,0 +1,136 @@
+"""When an object is used again, learned from what happened: the hazard of reuse by class and age.
+
+For every class of objects, how often one of a certain age is used per second that one of that age was
+there to be used (Kaplan and Meier's estimator, so that what is still there or left early counts for the
+time it was seen). What left is followed for a while after, or only what stayed would be learned from.
+
+A class is what is known of an object when it is looked at: how often it was used, whether it continued
+something that was used before it, and how many objects came with it. Classes share what they have in
+common: the shape over age is that of all objects used as often, a class only raises or lowers it, and
+the less a class has shown the nearer it stays to the others.
+
+An object's worth is the most uses per second that any stay from now on can be expected to bring (the
+index of Gittins, "Bandit processes and dynamic allocation indices", 1979): what will be used soon or
+never is worth keeping for that while, and no longer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+USES = 4
+"""Classes of use: never again yet, once, twice, more often."""
+PER_OCTAVE = 3
+RUNS = 9 * PER_OCTAVE
+"""Classes of how many came together: three an octave, up to 512."""
+CLASSES = USES * 2 * RUNS
+EDGES_S: Floats = np.concatenate([[0.0], np.geomspace(4.0, 2048.0, 12)])
+"""Ages at which the classes of age begin."""
+_WIDTHS_S: Floats = np.diff(np.append(EDGES_S, 2 * EDGES_S[-1]))
+_MIDDLE_S: Floats = EDGES_S + _WIDTHS_S / 2
+
+FIRST_GUESS: Floats = np.array([0.15, 0.6, 0.8, 1.2])
+"""Before anything was seen: uses per second of age, by how often an object was used."""
+GUESS_AGE_S = 300.0
+GUESS_FALL = 3.0
+"""Unseen ages are taken to fall from the last one seen as this power of (age + GUESS_AGE_S)."""
+OWED_USES = 100.0
+"""A guess, or what is shared, weighs as much as this many uses seen."""
+FADE = 0.995
+"""What is left of what was seen at each fresh look: old habits are forgotten."""
+
+
+def born_class(run: int, *, continues: bool) -> int:
+    """The class of objects that came in a run of so many, and continued something that was there or not."""
+    return continues * RUNS + min(RUNS - 1, int(PER_OCTAVE * np.log2(max(run, 1))))
+
+
+def class_of(uses: Ints, born: Ints) -> Ints:
+    """The class of objects born in these classes that were used so often since."""
+    return np.minimum(uses, USES - 1) * (2 * RUNS) + born
+
+
+class Seen(NamedTuple):
+    """What was seen by class and class of age: uses, and seconds in which there could have been one."""
+
+    uses: Floats
+    exposed_s: Floats
+
+    @classmethod
+    def nothing(cls) -> Seen:
+        return cls(np.zeros((CLASSES, len(EDGES_S))), np.zeros((CLASSES, len(EDGES_S))))
+
+    def and_spans(self, classes: Ints, ages_s: Floats, *, used: bool) -> Seen:
+        """With objects of these classes that were there up to these ages, and were then used or lost from sight."""
+        bins = len(EDGES_S)
+        at = np.searchsorted(EDGES_S, ages_s, side="right") - 1
+        flat = classes * bins + at
+        ends = np.bincount(flat, minlength=CLASSES * bins).reshape(CLASSES, bins).astype(np.float64)
+        inside = np.bincount(flat, weights=ages_s - EDGES_S[at], minlength=CLASSES * bins).reshape(CLASSES, bins)
+        beyond = np.cumsum(ends[:, ::-1], axis=1)[:, ::-1] - ends
+        exposed_s = self.exposed_s + inside + beyond * _WIDTHS_S
+        return Seen(self.uses + ends if used else self.uses, exposed_s)
+
+    def faded(self) -> Seen:
+        return Seen(self.uses * FADE, self.exposed_s * FADE)
+
+
+def hazards(seen: Seen) -> Floats:
+    """Uses per second by class and class of age, of shape (CLASSES, len(EDGES_S))."""
+    uses = seen.uses.reshape(USES, 2, RUNS, -1)
+    exposed_s = seen.exposed_s.reshape(USES, 2, RUNS, -1)
+    shape = _shapes(uses.sum(axis=(1, 2)), exposed_s.sum(axis=(1, 2)))
+    expected = (exposed_s * shape[:, None, None, :]).sum(axis=3)
+    found = uses.sum(axis=3)
+    level = (found.sum(axis=2) + OWED_USES) / (expected.sum(axis=2) + OWED_USES)
+    own = (_smoothed(found) + OWED_USES) / (_smoothed(expected * level[:, :, None]) + OWED_USES)
+    rates: Floats = shape[:, None, None, :] * (level[:, :, None] * own)[..., None]
+    return rates.reshape(CLASSES, -1)
+
+
+def _shapes(uses: Floats, exposed_s: Floats) -> Floats:
+    """The hazard over age by how often an object was used; an age not seen follows the one before it."""
+    shape = np.zeros_like(uses)
+    guess = FIRST_GUESS / (_MIDDLE_S[0] + GUESS_AGE_S)
+    for age in range(uses.shape[1]):
+        if age:
+            fall = ((_MIDDLE_S[age - 1] + GUESS_AGE_S) / (_MIDDLE_S[age] + GUESS_AGE_S)) ** GUESS_FALL
+            guess = shape[:, age - 1] * fall
+        shape[:, age] = (uses[:, age] + OWED_USES) / (exposed_s[:, age] + OWED_USES / guess)
+    return shape
+
+
+def _smoothed(by_run: Floats) -> Floats:
+    """With half of each neighbouring class of run: runs of nearly the same length behave alike."""
+    out = by_run.copy()
+    out[:, :, 1:] += by_run[:, :, :-1] / 2
+    out[:, :, :-1] += by_run[:, :, 1:] / 2
+    return out
+
+
+def indices(rates: Floats) -> Floats:
+    """The most uses per second that a stay from each age on can bring, of the shape of ``rates``."""
+    used = 1 - np.exp(-rates * _WIDTHS_S)
+    stay_s = _WIDTHS_S * (1 - used / 2)
+    best = np.zeros_like(rates)
+    for age in range(rates.shape[1]):
+        unused = np.cumprod(1 - used[:, age:], axis=1)
+        reach = np.concatenate([np.ones((len(rates), 1)), unused[:, :-1]], axis=1)
+        gained = np.cumsum(reach * used[:, age:], axis=1)
+        spent_s = np.cumsum(reach * stay_s[:, age:], axis=1)
+        best[:, age] = (gained / spent_s).max(axis=1)
+    return best
+
+
+def at_age(table: Floats, classes: Ints, ages_s: Floats) -> Floats:
+    """The table's values at these ages, between its classes of age in a line."""
+    low = np.minimum(np.searchsorted(EDGES_S, ages_s, side="right") - 1, len(EDGES_S) - 2)
+    part = np.minimum((ages_s - EDGES_S[low]) / _WIDTHS_S[low], 1.0)
+    found: Floats = table[classes, low] * (1 - part) + table[classes, low + 1] * part
+    return found
