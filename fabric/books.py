@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .admission import AdmissionBook, ByteLimit, Lack, TenantQuota
-from .arena import Arena, SlotState
-from .eviction import Arrivals, Eviction, EvictionFactory, LeastRecentlyUsed, PoolShape
+from .arena import Arena, ArenaLayout, SlotState
+from .eviction import Arrivals, EvictionFactory, LeastRecentlyUsed, PoolShape
 from .kinds import ObjectKind, ProtocolError, Reason
 from .lifecycle import REPLACE_VERB, State, Verb, advance
 from .messages import Column, Objects, Prompt, Room, SlotRun
@@ -172,6 +172,29 @@ def split(blob: bytes) -> list[bytes]:
     return [blob[i : i + DIGEST_BYTES] for i in range(0, len(blob), DIGEST_BYTES)]
 
 
+def _pools(layout: ArenaLayout) -> dict[tuple[int, int], Pool]:
+    """The pools that readers read from, with every slot free."""
+    pools = {}
+    for first, pool in zip(layout.first_slot, layout.pools, strict=True):
+        if pool.tier is layout.readers_tier:
+            free = list(range(first + pool.slots - 1, first - 1, -1))
+            pools[pool.group, pool.shard] = Pool(pool.group, pool.shard, first, pool.slots, free)
+    return pools
+
+
+def _shapes(model: ModelSpec, pools: Iterable[Pool]) -> dict[tuple[int, int], PoolShape]:
+    """The pools as a policy sees them."""
+    prefix = Structure(model).prefix
+    shapes = {}
+    for pool in pools:
+        spec = model.groups[pool.group]
+        place = (pool.group, pool.shard, pool.first, pool.slots)
+        shapes[pool.group, pool.shard] = PoolShape(
+            *place, spec.kind, spec.unit_tokens, spec.block_bytes, prefix[pool.group]
+        )
+    return shapes
+
+
 class Books:
     """Objects, pools and slots of one holder; keeps the arena's headers in step."""
 
@@ -182,6 +205,7 @@ class Books:
         arena: Arena,
         limits: Sequence[ByteLimit] = (),
         quotas: Mapping[str, TenantQuota] | None = None,
+        *,
         eviction: EvictionFactory = LeastRecentlyUsed,
     ) -> None:
         self.model = model
@@ -189,12 +213,7 @@ class Books:
         self.shards = tuple(shards)
         self.arena = arena
         self.owner: list[Obj | None] = [None] * arena.layout.slots
-        self.pools: dict[tuple[int, int], Pool] = {}
-        for first, pool in zip(arena.layout.first_slot, arena.layout.pools, strict=True):
-            if pool.tier is not arena.layout.readers_tier:
-                continue
-            free = list(range(first + pool.slots - 1, first - 1, -1))
-            self.pools[pool.group, pool.shard] = Pool(pool.group, pool.shard, first, pool.slots, free)
+        self.pools = _pools(arena.layout)
         self.table: dict[tuple[int, int], dict[bytes, Obj]] = {
             (g, s): {} for g in range(len(model.groups)) for s in self.shards
         }
@@ -239,21 +258,8 @@ class Books:
         """Counts what left memory to make room."""
         self.now_s = 0.0
         """The time of the step under way."""
-        self.shapes = {
-            key: PoolShape(
-                pool.group,
-                pool.shard,
-                pool.first,
-                pool.slots,
-                model.groups[pool.group].kind,
-                model.groups[pool.group].unit_tokens,
-                model.groups[pool.group].block_bytes,
-                Structure(model).prefix[pool.group],
-            )
-            for key, pool in self.pools.items()
-        }
-        self.policy: Eviction = eviction(tuple(self.shapes.values()))
-        self.leaving = RoomBook.of(self, self.policy, slots)
+        self.shapes = _shapes(model, self.pools.values())
+        self.leaving = RoomBook.of(self, eviction(tuple(self.shapes.values())), slots)
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -285,7 +291,7 @@ class Books:
         self.last_use[slots] = self.tick
         if self.writing is not None:
             self.uses[slots] += 1
-        self.policy.used(slots, self.tick, self.now_s)
+        self.leaving.policy.used(slots, self.tick, self.now_s)
         self.leaving.touched(slots)
 
     def locate(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int]:
@@ -418,7 +424,7 @@ class Books:
         """A victim makes room, and what nobody can reach without it."""
         for obj in (*self.leaving.company(victim), victim):
             self.victims += 1
-            self.policy.left(obj.slot, obj.digest, self.now_s)
+            self.leaving.policy.left(obj.slot, obj.digest, self.now_s)
             self.evict(obj)
 
     def _own(self, obj: Obj, slot: int) -> None:
@@ -467,7 +473,7 @@ class Books:
         slots = np.array([obj.slot for obj in run], dtype=np.int64)
         self.leaving.touched(slots)
         digests, positions = [obj.digest for obj in run], [obj.position for obj in run]
-        self.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
+        self.leaving.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
 
     def _install(self, obj: Obj) -> None:
         table = self.table[obj.group, obj.shard]

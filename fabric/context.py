@@ -112,7 +112,7 @@ class HolderContext:
         self.model = model
         self.arena = arena
         self.incarnation = incarnation
-        self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas), eviction)
+        self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas), eviction=eviction)
         self.books.writing = writing
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)))
         """Which directory shard answers for which part of a chain."""

@@ -131,7 +131,7 @@ class Fabric(RuleBasedStateMachine):
         self.fabric = Holders(self.model, holders, slots=160, verify_always=True)
         self.content, self.weights = Content(), 1
         self.judge = Judge(self.model, self.content)
-        self.deadlines: dict[int, float] = {}
+        self.deadlines: dict[tuple[str, int], float] = {}
         self.over: set[tuple[str, int]] = set()
         self.texts: dict[bytes, tuple[int, ...]] = {}
         for place, prompt, n in stored:
@@ -431,7 +431,7 @@ class Fabric(RuleBasedStateMachine):
     def read(self, lease: tuple[LeaseGrant, int, str], keys: Any = None) -> Reason | None:
         """A read is refused for a reason that is there, or every byte is what was published."""
         grant, n, of = lease
-        deadline_s = self.deadlines.get(grant.lease, grant.deadline_s)
+        deadline_s = self.deadlines.get((grant.leader, grant.lease), grant.deadline_s)
         refused = read_refusal(grant, deadline_s, self.fabric.parts(grant), self.fabric.now)
         lost = any(part.incarnation != self.fabric.lives[part.holder] for part in grant.parts)
         expired = self.fabric.now >= deadline_s
@@ -468,7 +468,7 @@ class Fabric(RuleBasedStateMachine):
         renewed = self.fabric.ask(grant.leader, Renew(self.fabric.name(), grant.lease, lease_s))
         if before is None and (grant.leader, grant.lease) not in self.over:
             assert renewed.refused is None
-            self.deadlines[grant.lease] = renewed.deadline_s
+            self.deadlines[grant.leader, grant.lease] = renewed.deadline_s
         elif (grant.leader, grant.lease) not in self.over:
             assert renewed.refused is not None
 
