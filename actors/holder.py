@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import secrets
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -68,6 +69,7 @@ from ..fabric.messages import (
     SlotsRequest,
     WriteSlots,
 )
+from ..fabric.metrics import collect
 from ..fabric.series import dumped
 from ..policies.limits import quotas
 from ..policies.planning import disk_admission_of, planning_of
@@ -80,6 +82,7 @@ from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
 from .links import start_links
+from .metrics import MetricsExport, link_points
 from .rehearsal import NO_REHEARSAL
 from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
@@ -155,6 +158,8 @@ class Holder(Service):
         self.links: dict[LinkKind, Link] = {}
         self.link_problems: dict[str, str] = {}
         self.moved: Counter[str] = Counter()
+        self.moved_s: defaultdict[str, float] = defaultdict(float)
+        self.metrics: MetricsExport | None = None
         self.last_link: dict[str, str] = {}
         self._regions: dict[tuple[str, int], tuple[Region, ...]] = {}
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
@@ -182,7 +187,21 @@ class Holder(Service):
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
         if self.disk is not None:
             await self.disk.start(OPEN_WAIT_S)
+        if self.spec.metrics_every_s:
+            self.metrics = MetricsExport(self.fabric, self.address)
+            self._spawn(self._export_metrics())
         return wire.encode_plain(Birth(member, self.clock.now(), join_vector(self.spec.model)))
+
+    async def _export_metrics(self) -> None:
+        """From time to time, in a thread; what fails is told and tried again: a holder serves without metrics."""
+        assert self.metrics is not None
+        while not self._closing:
+            await asyncio.sleep(self.spec.metrics_every_s)
+            points = [*collect(self.core), *link_points(dict(self.moved), dict(self.moved_s))]
+            try:
+                await self._in_thread(partial(self.metrics.flush, points))
+            except Exception:
+                logger.exception("%s: its metrics were not exported", self.address)
 
     async def ping(self) -> int:
         return self.incarnation
@@ -298,12 +317,14 @@ class Holder(Service):
         spoil = UNSPOILT if self.door is None else self.door.next(effect, self.mesh.unreachable)
         carried = [p for p in effect.pairs if p.slot not in spoil.failing]
         pairs = [Pair(p.source_slot, p.slot, p.length) for p in carried]
+        began_s = time.monotonic()
         results = spoil.fault or await self._over_links(effect, pairs)
         if isinstance(results, TransferFault):
             self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, results) for p in effect.pairs)))
             return
         kind, landed = results
         self.last_link[effect.source] = kind
+        self.moved_s[kind] += time.monotonic() - began_s
         moved = tuple(_moved(result) for result in landed)
         self.moved[kind] += sum(p.length for p, m in zip(carried, moved, strict=True) if m.checksum is not None)
         if self.door is not None:

@@ -121,6 +121,8 @@ class Lease:
         self._clients = dict(clients)
         self._node = node
         self._released = False
+        self._refused: Reason | None = None
+        """What the last check found."""
         self._slots: dict[str, LeasedSlots] = {}
         self.deadline_s = grant.deadline_s
         pairs = [(part, clients[part.holder].arena) for part in grant.parts]
@@ -164,7 +166,8 @@ class Lease:
         for part in grant.parts:
             client = self._clients[part.holder]
             parts.append((part, client.arena if client.alive else None))
-        return read_refusal(grant, self.deadline_s, parts, self._clock.now(), self._unchanged)
+        self._refused = read_refusal(grant, self.deadline_s, parts, self._clock.now(), self._unchanged)
+        return self._refused
 
     def _unchanged(self, part: LeasePart, arena: Arena) -> bool:
         slots = self._slots.get(part.holder)
@@ -204,7 +207,7 @@ class Lease:
         """
         if self._released:
             return
-        message = Release(request_id(), self.grant.lease, reused_tokens)
+        message = Release(request_id(), self.grant.lease, reused_tokens, self._refused)
         refusal = refusal_of(message, self._model)
         if refusal is not None:
             raise FabricError(refusal)

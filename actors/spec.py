@@ -185,6 +185,7 @@ class FabricSpec(BaseModel):
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
+    ``metrics_every_s``: how often a holder's metrics are handed to Ray's metrics agent; 0: never.
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
     still until it is moved, so anyone who may connect can break it: never on a fabric that serves.
     """
@@ -211,6 +212,7 @@ class FabricSpec(BaseModel):
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
+    metrics_every_s: float = Field(default=5.0, ge=0)
 
     @field_validator("checkpoint")
     @classmethod

@@ -14,6 +14,7 @@ where it loses it, here and nowhere else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -198,6 +199,11 @@ def _shapes(model: ModelSpec, pools: Iterable[Pool]) -> dict[tuple[int, int], Po
 class Books:
     """Objects, pools and slots of one holder; keeps the arena's headers in step."""
 
+    victims: int = 0
+    """Counts what left memory to make room."""
+    now_s: float = 0.0
+    """The time of the step under way."""
+
     def __init__(
         self,
         model: ModelSpec,
@@ -254,12 +260,10 @@ class Books:
         """Counts slots that became free or evictable: whoever waits for room watches it."""
         self.taken_over: Callable[[Obj], None] = lambda _: None
         """Told of an object that has the disk copy of another from here on."""
-        self.victims = 0
-        """Counts what left memory to make room."""
-        self.now_s = 0.0
-        """The time of the step under way."""
         self.shapes = _shapes(model, self.pools.values())
         self.leaving = RoomBook.of(self, eviction(tuple(self.shapes.values())), slots)
+        self.quarantined_bytes: Counter[ObjectKind] = Counter()
+        """Of slots that foreign bytes may still reach."""
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -663,6 +667,7 @@ class Books:
         """A FILLING or RESTORING object whose slot foreign bytes may still reach."""
         was_visible = obj.visible
         obj.advance(Verb.QUARANTINE)
+        self.quarantined_bytes[obj.kind] += self.model.groups[obj.group].block_bytes
         self.arena.vacate(obj.slot, SlotState.QUARANTINED)
         if was_visible:
             self._hide(obj)
@@ -671,6 +676,7 @@ class Books:
     def quiet(self, obj: Obj) -> None:
         """Proven: nothing writes to this quarantined object's slot any more."""
         obj.advance(Verb.QUIET)
+        self.quarantined_bytes[obj.kind] -= self.model.groups[obj.group].block_bytes
         self._free(obj)
 
     def _serve(self, obj: Obj) -> None:

@@ -20,18 +20,22 @@ from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
 from .kinds import Reason
 from .leases import LeaseBook
-from .messages import ShardMap
+from .messages import Done, GraphRegistered, Renewed, ShardMap, StoreBegun
 from .model import ModelSpec
 from .offers import Planning
 from .restores import Behalf, RestoreLimit
 from .segments import Router
 from .series import Histogram
+from .tally import Tally
 from .wakes import Wake, Wakes
 from .writing import DiskAdmission
 
 Waiter = Callable[[Obj, Reason | None], None]
 """Told once when a FILLING or RESTORING object stands (None) or will not (the reason)."""
 
+
+REFUSING = frozenset({Done, StoreBegun, Renewed, GraphRegistered})
+"""Replies to clients that may bear a refusal."""
 
 LIFE_SHIFT = 32
 """Leases and attempts are numbered from incarnation << 32, so that no number of an earlier life means one of this."""
@@ -128,6 +132,8 @@ class HolderContext:
         self.effects: list[Effect] = []
         self.local: deque[Any] = deque()
         self.counters: Counter[str] = Counter()
+        kinds, units = (g.kind for g in model.groups), (g.unit_tokens for g in model.groups)
+        self.tally = Tally(self.counters, tuple(kinds), tuple(units))
         self.recovery = Histogram()
         """How long acquires took that had to restore."""
         self.waiters: dict[int, list[tuple[str, Waiter]]] = {}
@@ -148,6 +154,8 @@ class HolderContext:
 
     def send(self, to: str, message: Any) -> None:
         """Deliver to a peer; to this holder itself, within the same step."""
+        if type(message) in REFUSING and message.refused is not None and to.startswith("client:"):
+            self.tally.refusals[type(message).__name__, message.refused] += 1
         if to == self.config.holder:
             self.local.append(message)
         else:

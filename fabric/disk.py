@@ -41,6 +41,7 @@ from .messages import Done, Objects, SwapIn, SwapOut
 from .passport import Abi
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
 from .segments import ChainPlace
+from .tally import Outcome, Way
 
 GOOD_AFTER_RETRY = frozenset({Reason.DISK_UNAVAILABLE, Reason.RESTORE_FAILED})
 """Failures that say nothing of the bytes: the object stays on its tier, unmarked."""
@@ -366,6 +367,7 @@ class DiskDesk:
         place_s = self.ctx.behalf.place_s if self.ctx.behalf.op else self.ctx.now + PATIENCE_S
         for obj in objects:
             self.ctx.books.reserve_restore(obj)
+            self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.ATTEMPTED)
             self.line.reserved[obj.group, obj.shard] += 1
             self._queue.put(obj, place_s)
         self._read_more()
@@ -380,6 +382,7 @@ class DiskDesk:
             else:
                 self._fall_back(obj, Reason.VERSION_CHANGED, for_good=False)
             self.ctx.counters["restores_cancelled"] += 1
+            self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.FAILED, Reason.VERSION_CHANGED)
             self.ctx.arrived(obj, Reason.VERSION_CHANGED)
         self._go_on()
 
@@ -455,12 +458,13 @@ class DiskDesk:
         """Outdated, or gone from the disk, before it was its turn."""
         self._queue.arrived(obj, _extent(obj))
         self._unreserve(obj)
+        refused = Reason.VERSION_CHANGED if obj.state is State.QUARANTINED else Reason.RESTORE_FAILED
+        self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.FAILED, refused)
         if obj.state is State.QUARANTINED:
             self.ctx.books.quiet(obj)
-            self.ctx.arrived(obj, Reason.VERSION_CHANGED)
         else:
-            self._fall_back(obj, Reason.RESTORE_FAILED, for_good=False)
-            self.ctx.arrived(obj, Reason.RESTORE_FAILED)
+            self._fall_back(obj, refused, for_good=False)
+        self.ctx.arrived(obj, refused)
 
     def _batches(self, objects: list[tuple[Obj, int]]) -> Iterator[list[tuple[Obj, int]]]:
         config, batch, size = self.ctx.config, list[tuple[Obj, int]](), 0
@@ -485,13 +489,13 @@ class DiskDesk:
             refused = self.restore_refusal(obj, result.checksum, result.refused)
             good_bytes += obj.length if refused is None else 0
             if result.slot == obj.slot:
-                self._landed(obj, extent, refused)
+                self._landed(obj, extent, refused, reading.since_s)
             elif refused is None and obj.state is State.RESTORING:
                 self.host.pools.stand(result.slot, obj)
                 halfway.append((obj, extent))
             else:
                 self.host.pools.give_up(result.slot)
-                self._landed(obj, extent, refused)
+                self._landed(obj, extent, refused, reading.since_s)
         busy_s = self.rate.done(good_bytes, reading.since_s, self.ctx.now)
         self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
         if halfway:
@@ -520,7 +524,7 @@ class DiskDesk:
                 if refused is Reason.CHECKSUM_MISMATCH and obj.below == copy and obj.on_disk is not None:
                     self._try_the_disk(obj, extent)
                 else:
-                    self._landed(obj, extent, refused)
+                    self._landed(obj, extent, refused, reading.since_s)
             self.host.pools.give_back(copy)
         busy_s = self.host_rate.done(good_bytes, reading.since_s, self.ctx.now)
         self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
@@ -541,6 +545,7 @@ class DiskDesk:
         if obj.state is not State.QUARANTINED:
             self.ctx.books.quarantine(obj)
         self.ctx.counters["restores_failed"] += 1
+        self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.FAILED, Reason.RESTORE_FAILED)
         self.ctx.arrived(obj, Reason.RESTORE_FAILED)
 
     def quiet(self, token: int) -> None:
@@ -550,8 +555,8 @@ class DiskDesk:
         self.host.quiet(token)
         self._go_on()
 
-    def _landed(self, obj: Obj, extent: int | None, refused: Reason | None) -> None:
-        """What was read for an object stands in its slot, or the reason it does not."""
+    def _landed(self, obj: Obj, extent: int | None, refused: Reason | None, since_s: float) -> None:
+        """What was read for an object since then stands in its slot, or the reason it does not."""
         self._queue.arrived(obj, extent)
         self._unreserve(obj)
         if obj.state is State.QUARANTINED:
@@ -559,11 +564,15 @@ class DiskDesk:
             refused = Reason.VERSION_CHANGED
         elif refused is None:
             self.ctx.books.restored(obj, obj.checksum)
+            self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.SUCCEEDED)
+            self.ctx.tally.swap_in_s[obj.kind].add(self.ctx.now - since_s)
             self.ctx.counters["restored_objects"] += 1
             self.ctx.counters["restored_bytes"] += obj.length
         else:
             self._fall_back(obj, refused, for_good=refused not in GOOD_AFTER_RETRY)
             self.ctx.counters["restores_failed"] += 1
+        if refused is not None:
+            self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.FAILED, refused)
         self.ctx.arrived(obj, refused)
 
     def restore_refusal(self, obj: Obj, checksum: bytes | None, refused: Reason | None) -> Reason | None:

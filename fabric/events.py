@@ -62,6 +62,8 @@ class ShardStream:
     pending: OrderedDict[tuple[int, int, bytes], _Pending] = field(default_factory=OrderedDict)
     unacked: OrderedDict[int, EventBatch] = field(default_factory=OrderedDict)
     dump: _Dump | None = None
+    behind_since_s: float | None = None
+    """Since when the shard has not said that it saw everything; None if it has."""
 
 
 class EventDesk:
@@ -106,7 +108,15 @@ class EventDesk:
                 self._put(change)
         for stream in self.streams.values():
             if stream.pending:
+                if stream.behind_since_s is None:
+                    stream.behind_since_s = self.ctx.now
                 self._send_batches(stream)
+
+    @property
+    def staleness_s(self) -> float:
+        """For how long the shard that lags most has not said that it saw everything."""
+        since = [s.behind_since_s for s in self.streams.values() if s.behind_since_s is not None]
+        return self.ctx.now - min(since) if since else 0.0
 
     def _put(self, change: Change) -> None:
         obj = change.obj
@@ -161,6 +171,8 @@ class EventDesk:
         stream.dump = None
         for seq in [s for s in stream.unacked if s <= message.seq]:
             del stream.unacked[seq]
+        if not (stream.unacked or stream.pending):
+            stream.behind_since_s = None
         if message.replay or (restarted and dump is not None):
             self._begin_dump(stream)
         else:

@@ -87,6 +87,7 @@ from .restores import PATIENCE_S
 from .sampling import Sampler
 from .series import Sample
 from .stores import StoreDesk
+from .tally import Unreused
 from .writing import DiskAdmission
 
 
@@ -364,8 +365,9 @@ class HolderCore:
         self._renewed(client, message.request, own)
 
     def _release(self, client: str, message: Release) -> None:
-        if message.reused_tokens:
-            self.ctx.counters["reused_hit_tokens_total"] += message.reused_tokens
+        record = self.ctx.leases.live.get(message.lease)
+        if record is not None:
+            self.ctx.tally.lease_released(record.proof, message.reused_tokens or 0, message.refused)
         self.leader.release(message.lease)
         self.ctx.send(client, Done(message.request, None, ""))
 
@@ -378,6 +380,7 @@ class HolderCore:
         if record is None:
             self.ctx.send(client, Done(message.request, Reason.LEASE_EXPIRED, ""))
             return
+        self.ctx.tally.unreused(Unreused.PARKED, record.proof.tokens)
         owners = [self.ctx.books.owner[slot] for run in record.proof.runs for slot in run.slots.tolist()]
         self.leader.release(message.lease)
         self.disk.park(client, message.request, [obj for obj in owners if obj is not None])
@@ -392,6 +395,8 @@ class HolderCore:
         for record in list(self.ctx.leases.live.values()):
             shared = record.leader == message.holder or any(holder == message.holder for holder, _ in record.mates)
             if shared and not record.graph:
+                if record.leader == self.ctx.config.holder:
+                    self.ctx.tally.unreused(Unreused.LOST, record.proof.tokens, Reason.HOLDER_LOST)
                 self.leader.release(record.lease)
 
     def _part_check(self, peer: str, message: PartCheck) -> None:

@@ -186,6 +186,7 @@ class Leader:
             return
         op = self._new_op(client, message)
         if len(self.by_request) >= self.ctx.config.acquires_max:
+            self._learn_self(op)
             self._finish(op, 0, refused=Reason.QUOTA)
             return
         self.by_request[message.request] = op
@@ -222,7 +223,7 @@ class Leader:
             )
         answer = replace(standing.answer, request=message.request, grant=grant)
         if not message.probe:
-            self._count(message, answer, answer.tokens)
+            ctx.tally.answered(prompt.n, answer, answer.tokens)
         self._recent.put(message.request, answer)
         ctx.send(client, answer)
         return True
@@ -450,6 +451,7 @@ class Leader:
             op.limited = lacking
             tokens = ready
             self.ctx.counters["admission_refusals"] += 1
+            self.ctx.tally.admission_refusals["acquire", lacking[1]] += 1
         elif self.waiting and op not in self.waiting and self.ctx.now < op.wait_until_s:
             self._wait(op)
             return
@@ -514,7 +516,13 @@ class Leader:
     def _stand_in_line(self, op: AcquireOp, need: Need, place_s: float, group: int) -> None:
         """Wait until this holder may reserve more slots to restore into, for as long as the request waits."""
         op.phase = IN_LINE
-        turn = op.turn = Turn(need, place_s, lambda: self._plan(op), lambda: self._may_restore(op))
+        since_s, kind = self.ctx.now, self.ctx.model.groups[group].kind
+
+        def start() -> None:
+            self.ctx.tally.restore_wait_s[kind].add(self.ctx.now - since_s)
+            self._plan(op)
+
+        turn = op.turn = Turn(need, place_s, start, lambda: self._may_restore(op))
         self.disk.line.stand(turn)
         self.ctx.counters["restore_waits"] += 1
         until_s = min(self.ctx.now + self.ctx.config.recovery_wait_s, op.due_s)
@@ -989,24 +997,7 @@ class Leader:
             return
         if op.restores and granted:
             self.ctx.recovery.add(self.ctx.now - op.started_s)
-        self._count(op.request, answer, granted)
-
-    def _count(self, request: Acquire, answer: Answer, granted: int) -> None:
-        counters = self.ctx.counters
-        counters["acquires_total"] += 1
-        counters["asked_tokens_total"] += request.prompt.n
-        counters["hash_hit_tokens_total"] += answer.hash_tokens
-        counters["usable_hit_tokens_total"] += answer.usable_tokens
-        counters["effective_hit_tokens_total"] += granted
-        if granted and answer.replay_from is not None:
-            counters["replayed_tokens_total"] += granted - answer.replay_from
-        cause = answer.cause
-        if cause is not None:
-            counters[f"cut:{cause.group}:{cause.kind}:{cause.layer}:{cause.reason}"] += 1
-            counters[f"lost_tokens:{cause.reason}"] += answer.hash_tokens - granted
-            counters[f"lost_by_kind:{cause.kind}"] += answer.hash_tokens - granted
-            if cause.layer in ("whole_block", "abi", "intersection", "alignment"):
-                counters["validation_failures_total"] += 1
+        self.ctx.tally.answered(op.request.prompt.n, answer, granted)
 
     def _restores(self, op: AcquireOp, *, now: bool) -> None:
         """Whether a request waits for a tier now, in the books of its tenant."""

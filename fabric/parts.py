@@ -47,6 +47,7 @@ from .passport import abi_refusal
 from .placing import Placer
 from .replay import replay_of
 from .segments import chain_place
+from .tally import Outcome, Unreused, Way
 from .validation import Held, HeldRun, Proof, Verdict, prove
 from .wakes import Wake
 
@@ -256,6 +257,7 @@ class PartDesk:
         for _, arriving in to_fetch:
             obj = arriving.obj
             self.ctx.books.reserve(obj)
+            self.ctx.tally.recovery(Way.FETCH, obj.kind, Outcome.ATTEMPTED)
             self.ctx.inflight[obj.group, obj.shard, obj.digest] = obj
             part.awaited += 1
 
@@ -469,6 +471,7 @@ class PartDesk:
         books.seal(a.obj, a.checksum)
         books.install(a.obj)
         self.ctx.inflight.pop((a.obj.group, a.obj.shard, a.obj.digest), None)
+        self.ctx.tally.recovery(Way.FETCH, a.obj.kind, Outcome.SUCCEEDED)
         self.ctx.counters["fetched_objects"] += 1
         self.ctx.counters["fetched_bytes"] += a.obj.length
         self._hold(part, a.index, a.obj)
@@ -478,6 +481,7 @@ class PartDesk:
 
     def _arriving_failed(self, part: Part, a: Arriving, reason: Reason) -> None:
         self.ctx.inflight.pop((a.obj.group, a.obj.shard, a.obj.digest), None)
+        self.ctx.tally.recovery(Way.FETCH, a.obj.kind, Outcome.FAILED, reason)
         if a.obj.state is State.FILLING:
             self.ctx.books.give_up(a.obj)
         part.awaited -= 1
@@ -674,6 +678,8 @@ class PartDesk:
                 record.watch = ctx.wake_at(ctx.now + ctx.config.graph_check_s, over)
             else:
                 ctx.counters["leases_expired"] += 1
+                if record.leader == ctx.config.holder:
+                    ctx.tally.unreused(Unreused.EXPIRED, record.proof.tokens, Reason.LEASE_EXPIRED)
                 ctx.leases.end(record.lease, ctx.now)
 
         record.watch = ctx.wake_at(due_s, over)

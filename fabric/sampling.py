@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from .context import HolderContext
 from .disk import DiskDesk
-from .kinds import ObjectKind, Reason, Tier
+from .kinds import Tier
 from .series import Occupancy, Sample, Timeline
-
-LOST = "lost_tokens:"
-LOST_BY_KIND = "lost_by_kind:"
 
 
 class Sampler:
@@ -44,12 +41,8 @@ class Sampler:
             hash_hit_tokens=count["hash_hit_tokens_total"],
             usable_hit_tokens=count["usable_hit_tokens_total"],
             effective_hit_tokens=count["effective_hit_tokens_total"],
-            lost_tokens={Reason(name.removeprefix(LOST)): n for name, n in count.items() if name.startswith(LOST)},
-            lost_by_kind={
-                ObjectKind(name.removeprefix(LOST_BY_KIND)): n
-                for name, n in count.items()
-                if name.startswith(LOST_BY_KIND)
-            },
+            lost_tokens=ctx.tally.lost_tokens,
+            lost_by_kind=ctx.tally.lost_by_kind,
             occupancy_bytes=self._occupancy(),
             evictions=ctx.books.victims + count["extents_evicted"],
             restores=count["restored_objects"],

@@ -21,13 +21,16 @@ Occupancy = dict[ObjectKind, dict[Tier, int]]
 
 
 class Histogram:
-    """How often something took how long: one count a bucket of :data:`BOUNDS_S`."""
+    """How often something took how long (or was how large): one count a bucket of ``bounds``, and their sum."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
+    def __init__(self, bounds: tuple[float, ...] = BOUNDS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float | None:

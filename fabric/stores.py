@@ -79,6 +79,7 @@ class StoreDesk:
             ctx.books.unpin(obj)
         if lacking is not None:
             ctx.counters["admission_refusals"] += 1
+            ctx.tally.admission_refusals["store", lacking.reason] += 1
             return StoreBegun(message.request, 0, (), lacking.reason, ctx.model.groups[lacking.group].name)
         expires_s = ctx.now + ctx.config.attempt_ttl_s
         self.attempts[number] = Attempt(

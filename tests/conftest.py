@@ -25,6 +25,8 @@ def _set_environment(ray_folder: str) -> None:
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"
     os.environ["RAY_worker_niceness"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # A process tells its node's metrics agent this often.
+    os.environ["RAY_metrics_report_interval_ms"] = "1000"
 
 
 _RAY_FOLDER = tempfile.mkdtemp(prefix="kvf-", dir="/tmp")

@@ -121,11 +121,15 @@ class Renewed:
 @record(14)
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End a lease. ``reused_tokens``: what the reader really used after a clean check."""
+    """End a lease.
+
+    ``reused_tokens``: what the reader really used after a clean check; ``refused``: why its last check failed.
+    """
 
     request: str
     lease: int
     reused_tokens: int | None
+    refused: Reason | None = added(2, None)  # noqa: RUF009 - a field, made anew for each record
 
 
 @record(15)

@@ -39,6 +39,7 @@ def spec(**more: Any) -> dict[str, Any]:
         "model": {"name": "hybrid", "groups": GROUPS},
         "memory_bytes": 16 << 20,
         "transport": {"links": ["nixl"]},
+        "metrics_every_s": 0.5,
         **more,
     }
 

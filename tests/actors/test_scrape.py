@@ -1,0 +1,65 @@
+"""Ray's own metrics endpoint serves what the holders count."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvfabric import Fabric, Session
+
+from . import stories
+
+WITHIN_S = 30.0
+
+
+def scraped(ray: Any) -> dict[tuple[str, ...], float]:
+    """Every series of the fabrics on all nodes: name, fabric, holder and further labels, to its value."""
+    found: dict[tuple[str, ...], float] = {}
+    ours = {"WorkerId", "NodeAddress", "SessionName", "Version", "Component"}
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            text = reply.read().decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not sample.name.startswith("ray_kvfabric_"):
+                    continue
+                labels = {k: v for k, v in sample.labels.items() if k not in ours and not k.startswith("otel_scope")}
+                rest = (f"{k}={v}" for k, v in sorted(labels.items()) if k not in {"fabric", "holder"})
+                key = (sample.name.removeprefix("ray_"), labels["fabric"], labels["holder"], *rest)
+                found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def test_a_lease_is_counted_and_its_series_scraped(fabric: Fabric, session: Session, ray: Any) -> None:
+    mine = stories.prompt("scraped")
+    assert session.publish(mine, stories.objects(session.model, mine)).ok
+    here = next(h["address"] for h in fabric.status()["holders"] if h["node"] == fabric.info().node)
+
+    def tokens(stage: str) -> tuple[str, ...]:
+        return ("kvfabric_tokens_total", "default", here, f"stage={stage}")
+
+    before = stories.eventually(lambda: scraped(ray), lambda seen: tokens("hash") in seen or len(seen) > 0, WITHIN_S)
+    lease = session.acquire(mine).lease
+    assert lease is not None
+    assert stories.wrong_bytes(lease, session.model, mine) == []
+    assert lease.check() is None
+    lease.release(reused_tokens=64)
+    other = session.acquire(stories.prompt("nobody stored this"))
+    assert other.lease is None
+
+    def grew(seen: dict[tuple[str, ...], float], stage: str) -> float:
+        return seen.get(tokens(stage), 0.0) - before.get(tokens(stage), 0.0)
+
+    seen = stories.eventually(lambda: scraped(ray), lambda found: grew(found, "reused") >= 64, WITHIN_S)
+    assert {stage: grew(seen, stage) for stage in ("hash", "usable", "granted", "reused")} == dict.fromkeys(
+        ("hash", "usable", "granted", "reused"), 64.0
+    )
+    assert grew(seen, "asked") == 140.0
+    assert seen["kvfabric_lease_age_seconds_bucket", "default", here, "le=+Inf"] >= 1
+    assert seen["kvfabric_lease_age_seconds_count", "default", here] >= 1
+    assert ("kvfabric_held_bytes", "default", here, "kind=sliding_window", "tier=G2") in seen
