@@ -59,6 +59,7 @@ from ..fabric.messages import (
     EventsSeen,
     GrantSeen,
     GrantUntil,
+    Members,
     Payload,
     ReadSlots,
     Regions,
@@ -71,6 +72,7 @@ from ..fabric.messages import (
 )
 from ..fabric.metrics import collect
 from ..fabric.series import dumped
+from ..fabric.supervisor import SUPERVISOR
 from ..policies.limits import quotas
 from ..policies.planning import disk_admission_of, planning_of
 from ..transport.control_socket import Reply
@@ -149,6 +151,7 @@ class Holder(Service):
             self.incarnation,
             setup["weights"],
             planning=planning_of(spec.model, spec.costs.guess()),
+            placement=spec.placement.policy() if spec.placement is not None else None,
             writing=disk_admission_of(spec.disk.admission if spec.disk is not None else "all"),
         )
         self.door = TransferDoor(self.core) if spec.testing else None
@@ -235,6 +238,9 @@ class Holder(Service):
 
     def received(self, sender: str, record: Any) -> None:
         self._feed(Received(sender, record))
+
+    def told_members(self, record: Members) -> None:
+        self._feed(Received(SUPERVISOR, record))
 
     def reply_to_peer(self, record: Any) -> bytes:
         if isinstance(record, GrantUntil):

@@ -126,6 +126,9 @@ class Service:
         del record
         return b""
 
+    def told_members(self, record: Members) -> None:
+        """The supervisor's list of who is up."""
+
     def undelivered(self, to: str, record: Any) -> None:
         """The core's record could not be delivered."""
 
@@ -281,6 +284,7 @@ class Service:
             return self._refuse("", f"{type(record).__name__} is the supervisor's to send")
         if isinstance(record, Members):
             self.mesh.update(record)
+            self.told_members(record)
             return b""
         own = self.own_request(peer, record)
         if own is not None:

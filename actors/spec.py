@@ -20,6 +20,7 @@ from ..fabric.kinds import ObjectKind, SpecError, Tier
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
 from ..policies.checkpoint import checkpoint_policy
+from ..policies.copies import HotCopies
 from ..policies.costs import CostGuess
 from ..policies.limits import FLOOR_SHARE, KindLimit, TenantLimit, byte_limits
 from .shards import DIRECTORY_SHARDS_MAX
@@ -154,6 +155,25 @@ class LimitsSpec(BaseModel):
         return byte_limits(model, self.bytes_max, kinds, self.by_tenant)
 
 
+class PlacementSpec(BaseModel):
+    """Second copies of hot prefixes. ``hot_per_s``: grants a second that one copy serves easily; each multiple wants
+    one more, up to ``copies_max``. ``keep_s``: how often copies are looked at: a cold one goes. ``share``: the part of a
+    holder's memory that placed copies may take.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hot_per_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    half_life_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    copies_max: int = Field(default=2, ge=1, le=64)
+    keep_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    share: float = Field(default=0.2, gt=0, le=1)
+
+    def policy(self) -> HotCopies:
+        """The policy, fresh for one holder's life."""
+        return HotCopies(**self.model_dump())
+
+
 class CostSpec(BaseModel):
     """What the plan ``cost`` believes of this hardware until it has measured it: speeds, and what starting takes."""
 
@@ -186,6 +206,7 @@ class FabricSpec(BaseModel):
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
     ``metrics_every_s``: how often a holder's metrics are handed to Ray's metrics agent; 0: never.
+    ``placement``: second copies of hot prefixes; without it, prefixes lie where they were asked for.
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
     still until it is moved, so anyone who may connect can break it: never on a fabric that serves.
     """
@@ -208,6 +229,7 @@ class FabricSpec(BaseModel):
     checkpoint: str = "all"
     costs: CostSpec = Field(default_factory=CostSpec)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
+    placement: PlacementSpec | None = None
     verify: Literal["headers", "always"] = "headers"
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)

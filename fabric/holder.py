@@ -12,6 +12,7 @@ from typing import Any
 from .arena import Arena
 from .books import held_refusal
 from .context import HolderConfig, HolderContext
+from .copies import CopyDesk, Placement
 from .disk import DiskDesk
 from .effects import (
     Digested,
@@ -39,6 +40,7 @@ from .leader import Leader
 from .lifecycle import State
 from .messages import (
     Acquire,
+    Answer,
     Cancel,
     Computed,
     Done,
@@ -51,6 +53,7 @@ from .messages import (
     HolderGone,
     MateColumns,
     MateLookup,
+    Members,
     Park,
     PartAbort,
     PartCheck,
@@ -68,6 +71,7 @@ from .messages import (
     Release,
     Renew,
     Renewed,
+    Replicate,
     SetMode,
     SetWeights,
     ShardMap,
@@ -105,6 +109,7 @@ class HolderCore:
         planning: Planning | None = None,
         writing: DiskAdmission | None = None,
         eviction: EvictionFactory = LeastRecentlyUsed,
+        placement: Placement | None = None,
     ) -> None:
         self.ctx = HolderContext(
             config, model, arena, incarnation, weights, planning=planning, writing=writing, eviction=eviction
@@ -117,12 +122,17 @@ class HolderCore:
         self.leader = Leader(self.ctx, self.disk, self.parts)
         self.events = EventDesk(self.ctx)
         self.graphs.release = self.leader.release
+        self.copies = CopyDesk(self.ctx, placement, self.leader.release)
+        self.leader.granted = self.copies.granted
         self.sampler = Sampler(self.ctx, self.disk)
         self.weights_number = 0
         self.mode_number = 0
         self._renewals: dict[str, tuple[str, Renew, float, dict[str, PartRenewed | None]]] = {}
         self._routes: dict[type, Any] = {
             Acquire: self.leader.start,
+            Answer: self.copies.answered,
+            Members: lambda _, m: self.copies.told_members(m),
+            Replicate: lambda _, m: self.copies.replicate(m),
             Renew: self._renew,
             Release: self._release,
             Cancel: self.leader.cancel,

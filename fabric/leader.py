@@ -13,7 +13,7 @@ Every way out is :meth:`Leader._finish`, which counts the acquire once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .admission import PRIORITY_MAX, WaitingLine
@@ -167,6 +167,8 @@ class Leader:
         self.ops: dict[str, AcquireOp] = {}
         self.by_request: dict[str, AcquireOp] = {}
         self.waiting: WaitingLine[AcquireOp] = WaitingLine(ctx.config.ageing_s)
+        self.granted: Callable[[Acquire, int], None] = lambda _, __: None
+        """Told of every lease that a reader got, and for how many tokens."""
         self._recent = Recent(ctx.config.answers_kept)
         self._room_seen = 0
 
@@ -224,6 +226,7 @@ class Leader:
         answer = replace(standing.answer, request=message.request, grant=grant)
         if not message.probe:
             ctx.tally.answered(prompt.n, answer, answer.tokens)
+            self.granted(message, answer.tokens)
         self._recent.put(message.request, answer)
         ctx.send(client, answer)
         return True
@@ -993,11 +996,13 @@ class Leader:
         return cause_of(spec.name, spec.kind, reason, from_tier=from_tier)
 
     def _counted(self, op: AcquireOp, answer: Answer, granted: int) -> None:
-        if op.background or op.request.probe:
+        if op.background or op.request.probe or op.client == self.ctx.config.holder:
             return
         if op.restores and granted:
             self.ctx.recovery.add(self.ctx.now - op.started_s)
         self.ctx.tally.answered(op.request.prompt.n, answer, granted)
+        if granted:
+            self.granted(op.request, granted)
 
     def _restores(self, op: AcquireOp, *, now: bool) -> None:
         """Whether a request waits for a tier now, in the books of its tenant."""

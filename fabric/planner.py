@@ -427,6 +427,8 @@ class View:
 
 def _fits(cap: Cap, need: Mapping[int, int], *, whole: bool) -> bool:
     """Whether bytes by group fit a limit beside what cannot leave; ``whole``: beside nothing but floors."""
+    if not cap.shares:  # a peer that knows no floors
+        return sum(need.values()) <= (cap.bytes_max if whole else cap.room_bytes)
     total = 0
     for share in cap.shares:
         held = 0 if whole else share.pinned_bytes

@@ -73,6 +73,7 @@ from .peers import (
     PinEnded,
     PinReply,
     PinRequest,
+    Replicate,
     SourceRun,
 )
 from .stores import Done, Drop, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet, SwapIn, SwapOut
@@ -141,6 +142,7 @@ __all__ = [
     "Release",
     "Renew",
     "Renewed",
+    "Replicate",
     "Room",
     "SeriesReply",
     "SeriesRequest",

@@ -68,7 +68,7 @@ class LeaseGrant:
     deadline_s: float
     weights: bytes
     parts: tuple[LeasePart, ...]
-    replay_from: int | None = None
+    replay_from: int | None = added(2, None)
     """From where windows and tails must be computed again before anything resumes at ``tokens``."""
 
 
@@ -180,7 +180,7 @@ class Park:
     lease: int
 
 
-@record(35)
+@record(35, since=2)
 @dataclass(frozen=True, slots=True)
 class Computed:
     """How long an engine took to compute so many tokens (``work``: prefill or replay): plans learn from it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..kinds import Reason
 from ..passport import Abi
-from ..wire import Bits, Indices, SlotColumn, VersionColumn
+from ..wire import Bits, Indices, SlotColumn, VersionColumn, added
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Cap:
     room_bytes: int
     bytes_max: int
     reason: Reason
-    shares: tuple[CapShare, ...] = ()
+    shares: tuple[CapShare, ...] = added(2, ())
 
 
 @dataclass(frozen=True, slots=True)

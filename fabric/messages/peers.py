@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..kinds import Reason
 from ..passport import Abi
-from ..wire import record
+from ..wire import added, record
 from .leases import LeasePart
 from .objects import Cap, Column, Objects, Prompt, Room, SlotRun
 
@@ -58,7 +58,7 @@ class PartOpen:
     graph_number: int = 0
     patience_s: float = 60.0
     """How soon restores for it should be over, from now; a higher priority makes it less, and it may be negative."""
-    replays: bool = False
+    replays: bool = added(2, False)
     """Its reader computes windows and tails again: nothing is needed of them but sinks."""
 
 
@@ -154,6 +154,18 @@ class PartRelease:
     """End a share."""
 
     lease: int
+
+
+@record(36, since=2)
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """A prefix of ``tokens`` tokens is hot: bring a copy to these readers, if there is room for one."""
+
+    op: str
+    prompt: Prompt
+    abis: tuple[Abi, ...]
+    readers: tuple[str, ...]
+    tokens: int
 
 
 @record(34)

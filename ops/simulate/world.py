@@ -47,6 +47,7 @@ from ...fabric.supervisor import (
     Wanted,
 )
 from ...fabric.supervisor import Tick as SupervisorTick
+from ...policies.copies import HotCopies
 from ...policies.planning import planning_of
 from ...policies.second_touch import SecondTouch
 from .directories import Directories, is_directory
@@ -130,6 +131,7 @@ class World:
         self.guess = random_guess(policies)
         self.quotas = random_quotas(policies)
         self.writing = SecondTouch if policies.random() < 0.3 else None
+        self.placing = policies.random() < 0.4
         self.content = Content()
         self.judge = Judge(self.model, self.content)
         self.layouts = Layouts(self.model)
@@ -218,6 +220,7 @@ class World:
             weights,
             planning=planning_of(self.model, self.guess),
             writing=self.writing() if self.writing else None,
+            placement=HotCopies(hot_per_s=0.2, half_life_s=4.0, keep_s=2.0, share=0.4) if self.placing else None,
         )
         disk = self.disks[name]
         disk.incarnation = incarnation
@@ -411,7 +414,9 @@ class World:
                 self._stop(effect)
             elif isinstance(effect, Start):
                 self.queue.after(self.rng.uniform(0.05, 0.5), self._start, effect.wanted.address)
-            elif isinstance(effect, Send) and not isinstance(effect.message, Members):
+            elif isinstance(effect, Send) and (self.placing or not isinstance(effect.message, Members)):
+                if isinstance(effect.message, Members) and effect.to not in self.lives:
+                    continue
                 life = self.lives.get(effect.to)
                 if isinstance(effect.message, GrantUntil) and life is not None:
                     life.right_until_s = self.queue.now + RIGHT_S

@@ -15,6 +15,7 @@ import numpy as np
 from kvfabric.fabric import wire
 from kvfabric.fabric.arena import Arena, ArenaLayout, PoolLayout, heap_arena
 from kvfabric.fabric.context import HolderConfig
+from kvfabric.fabric.copies import Placement
 from kvfabric.fabric.directory import DirectoryCore
 from kvfabric.fabric.effects import (
     DeleteExtent,
@@ -76,6 +77,7 @@ class Holders:
         weights: str = "v1",
         planning: Callable[[], Planning | None] = lambda: None,
         writing: Callable[[], DiskAdmission | None] = lambda: None,
+        placement: Callable[[], Placement | None] = lambda: None,
         **config: Any,
     ) -> None:
         self.model = model
@@ -85,6 +87,7 @@ class Holders:
         self.config = config
         self.planning = planning
         self.writing = writing
+        self.placement = placement
         self.now = 100.0
         self.cores: dict[str, HolderCore] = {}
         self.arenas: dict[str, Arena] = {}
@@ -120,6 +123,7 @@ class Holders:
             weights_digest16(self.weights),
             planning=self.planning(),
             writing=self.writing(),
+            placement=self.placement(),
         )
         found = [(e, i, entry) for e, entries in self.disks[name].items() for i, (entry, _) in enumerate(entries)]
         self._carry_out(name, core.start(self.now, found))
