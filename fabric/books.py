@@ -259,7 +259,7 @@ class Books:
         self.room_gained = 0
         """Counts slots that became free or evictable: whoever waits for room watches it."""
         self.taken_over: Callable[[Obj], None] = lambda _: None
-        """Told of an object that has the disk copy of another from here on."""
+        """Told of an object that has the copies below of another from here on."""
         self.shapes = _shapes(model, self.pools.values())
         self.leaving = RoomBook.of(self, eviction(tuple(self.shapes.values())), slots)
         self.quarantined_bytes: Counter[ObjectKind] = Counter()
@@ -518,10 +518,10 @@ class Books:
     def mark_bad(self, obj: Obj, reason: Reason) -> bool:
         """The bytes in memory proved wrong: keep the record (hashes still match), never serve it.
 
-        False where a copy on the local disk takes their place, to be restored and judged by itself.
+        False where a copy below takes their place, to be restored and judged by itself.
         """
-        if obj.visible and obj.state is State.SEALED and obj.on_disk is not None and obj.bad is None:
-            self._fall_back_to_disk(obj)
+        if obj.visible and obj.state is State.SEALED and obj.on_a_tier and obj.bad is None:
+            self._fall_back(obj)
             return False
         if obj.bad is None:
             obj.bad = reason
@@ -531,12 +531,12 @@ class Books:
                 self._changed(Change(obj, gone=False, evicted=False))
         return True
 
-    def _fall_back_to_disk(self, obj: Obj) -> None:
-        """The copy in memory leaves, at once or once unpinned; the one on disk is the visible one from here on."""
+    def _fall_back(self, obj: Obj) -> None:
+        """The copy in memory leaves, at once or once unpinned; the one below is the visible one from here on."""
         copy = replace(
             obj, state=State.ABSENT, slot=-1, version=0, visible=False, first_out=False, books=None, linked=False
         )
-        obj.on_disk = None
+        obj.on_disk, obj.below = None, -1
         self._leave(obj, Verb.EVICT, evicted=False, announce=False)
         self.find_on_disk(copy)
         self.taken_over(copy)

@@ -78,6 +78,8 @@ class HolderConfig:
     restore_batch_objects: int = 16
     restore_share: float = 0.5
     disk_bytes_max: int | None = None
+    remote: bool = False
+    """Whether extents are copied to a store that all nodes share."""
     extent_objects_max: int = 4096
     extent_bytes_max: int = 256 << 20
     limits: tuple[ByteLimit, ...] = ()

@@ -21,9 +21,11 @@ from .context import HolderContext
 from .effects import (
     DeleteExtent,
     DiskFound,
+    DiskLost,
     DiskRead,
     DiskState,
     DiskWritten,
+    DropLocal,
     ExtentEntry,
     Pair,
     ReadExtent,
@@ -39,6 +41,7 @@ from .ladder import Demotion, HostDesk, entry_of
 from .lifecycle import State
 from .messages import Done, Objects, SwapIn, SwapOut
 from .passport import Abi
+from .remote_copies import RemoteCopies
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
 from .segments import ChainPlace
 from .tally import Outcome, Way
@@ -80,7 +83,8 @@ class DiskDesk:
         self.writes_refused: Reason | None = None
         config = ctx.config
         self.extents = ExtentBook(config.disk_bytes_max)
-        ctx.books.taken_over = self.extents.taken_over
+        ctx.books.taken_over = self._taken_over
+        self.remote = RemoteCopies(ctx, self.extents)
         everything = RestoreLimit(config.restore_bytes_max, config.restore_extents_max)
         self._queue = RestoreQueue((everything, *config.restore_limits))
         self.line = RestoreLine(
@@ -130,33 +134,37 @@ class DiskDesk:
         """Whether anything can be written to the disk now."""
         return self.refused is None and self.writes_refused is None
 
-    def read_refusal(self, obj: Obj) -> Reason | None:
-        """Why an object on a tier cannot be restored now; None where it can."""
-        return None if obj.below >= 0 else self.refused
-
     # --- what the driver tells -----------------------------------------------------------------
 
-    def found(self, entries: Iterable[tuple[int, int, ExtentEntry]], file_bytes: int = 0) -> None:
+    def found(
+        self, entries: Iterable[tuple[int, int, ExtentEntry]], file_bytes: int = 0, *, remote: bool = False
+    ) -> None:
         """What the disk holds from an earlier life (extent, entry number, entry), verified by the driver.
 
         Of several copies of one object the latest written counts; an extent of none that counts is deleted.
-        ``file_bytes``: of the one extent told, 0 if not known.
+        ``file_bytes``: of the one extent told, 0 if not known. ``remote``: in the shared store, where an
+        extent is its writer's to delete, and only what is of the weights in force counts.
         """
         by_extent: dict[int, list[tuple[int, ExtentEntry]]] = {}
         for extent, number, entry in entries:
             by_extent.setdefault(extent, []).append((number, entry))
         for extent in sorted(by_extent, reverse=True):
             there = sorted(by_extent[extent], key=lambda entry: entry[0])
-            live = {number: obj for number, e in there if (obj := self._found_object(extent, number, e)) is not None}
-            if live:
+            wanted = [(number, e) for number, e in there if not remote or e.weights == self.ctx.weights]
+            live = {number: obj for number, e in wanted if (obj := self._found_object(extent, number, e)) is not None}
+            if remote:
+                if live:
+                    self.extents.add_remote(extent, live)
+            elif live:
                 self.extents.add(extent, live, file_bytes or extent_bytes([e for _, e in there]), 0.0)
+                self.remote.written(extent)
             else:
                 self.ctx.do(DeleteExtent(extent))
         self.make_room(0)
 
     def found_later(self, event: DiskFound) -> None:
         """The tier came (back) with an extent that was not known."""
-        self.found(event.entries, event.file_bytes)
+        self.found(event.entries, event.file_bytes, remote=event.remote)
 
     def _found_object(self, extent: int, number: int, e: ExtentEntry) -> Obj | None:
         ctx = self.ctx
@@ -191,11 +199,36 @@ class DiskDesk:
         self.refused = event.refused
         self.writes_refused = event.refused or event.writes_refused
 
-    def lost(self, extents: Sequence[int]) -> None:
-        """Extents went: what only they held is stored no more."""
-        for extent in extents:
-            for obj in self.extents.gone(extent):
+    def lost(self, event: DiskLost) -> None:
+        """Extents went from the disk or from the store: what only they held is stored no more."""
+        for extent in event.extents:
+            for obj in self.extents.gone_from(extent, remote=event.remote):
                 self._lose(obj, evicted=False)
+
+    def read_refusal(self, obj: Obj) -> Reason | None:
+        """Why an object on a tier cannot be restored now; None where it can."""
+        if obj.below >= 0:
+            return None
+        if obj.on_disk is None or not self.extents.is_remote(obj.on_disk[0]):
+            return self.refused
+        if self.remote.refused is None or self.extents.only_remote(obj.on_disk[0]):
+            return self.remote.refused
+        return self.refused
+
+    def _from_store(self, obj: Obj) -> bool:
+        """Whether it is read from the store: the disk does not have it, or does not work."""
+        if obj.below >= 0 or obj.on_disk is None:
+            return False
+        return self.extents.only_remote(obj.on_disk[0]) or (
+            self.refused is not None and self.extents.is_remote(obj.on_disk[0])
+        )
+
+    def _taken_over(self, obj: Obj) -> None:
+        """The copies below that were another's are this object's from here on."""
+        if obj.on_disk is not None:
+            self.extents.taken_over(obj)
+        if obj.below >= 0:
+            self.host.pools.taken_over(obj)
 
     def _lose(self, obj: Obj, *, evicted: bool) -> None:
         """An object's copy on disk is gone; one being read is told so by its read."""
@@ -211,10 +244,10 @@ class DiskDesk:
         if victims is None:
             return False
         for extent in victims:
-            for obj in self.extents.gone(extent):
+            self.ctx.do(DropLocal(extent) if self.extents.is_remote(extent) else DeleteExtent(extent))
+            for obj in self.extents.gone_from(extent, remote=False):
                 self._lose(obj, evicted=True)
             self.ctx.counters["extents_evicted"] += 1
-            self.ctx.do(DeleteExtent(extent))
         return True
 
     # --- out -----------------------------------------------------------------------------------
@@ -313,6 +346,7 @@ class DiskDesk:
             size = event.file_bytes or writing.bytes_max
             self.ctx.counters["written_bytes"] += sum(obj.length for obj in writing.objects)
             self.extents.add(writing.extent, dict(enumerate(writing.objects)), size, self.ctx.now)
+            self.remote.written(writing.extent)
         for number, obj in enumerate(writing.objects):
             if event.refused is None:
                 books.demoted(obj, writing.extent, number)
@@ -436,7 +470,7 @@ class DiskDesk:
             objects[slot] = (obj, _extent(obj))
             self._used(obj)
         self._reading[token] = Reading(objects, self.ctx.now, sum(obj.length for obj, _ in batch))
-        self.ctx.do(ReadExtent(token, tuple(reads)))
+        self.ctx.do(ReadExtent(token, tuple(reads), self._from_store(batch[0][0])))
 
     def _copy_up(self, batch: list[tuple[Obj, int | None]]) -> None:
         """Copy objects from host memory to the slots that were reserved for them."""
@@ -469,7 +503,8 @@ class DiskDesk:
     def _batches(self, objects: list[tuple[Obj, int]]) -> Iterator[list[tuple[Obj, int]]]:
         config, batch, size = self.ctx.config, list[tuple[Obj, int]](), 0
         for obj, slot in objects:
-            if batch and (len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes):
+            full = len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes
+            if batch and (full or self._from_store(obj) is not self._from_store(batch[0][0])):
                 yield batch
                 batch, size = [], 0
             batch.append((obj, slot))

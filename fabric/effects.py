@@ -126,17 +126,40 @@ class DiskState:
 
 @dataclass(frozen=True, slots=True)
 class DiskFound:
-    """One extent of an earlier life that the driver verified: (extent, entry number, entry) of all it holds."""
+    """One extent that the driver verified: (extent, entry number, entry) of all it holds.
+
+    Of an earlier life on the local disk; or, ``remote``, in the store that all nodes share, whoever wrote it.
+    """
 
     entries: tuple[tuple[int, int, ExtentEntry], ...]
     file_bytes: int = 0
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DiskLost:
-    """Extents that are on the disk no more."""
+    """Extents that are on the disk no more; ``remote``: in the store no more."""
 
     extents: tuple[int, ...]
+    remote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentUploaded:
+    """An extent of this disk is in the store as well, or the reason it is not."""
+
+    extent: int
+    refused: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteState:
+    """The store as a whole became unusable (with the reason) or usable again (None).
+
+    What it holds of this disk's extents is told before that.
+    """
+
+    refused: Reason | None
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -216,11 +239,27 @@ class ReadExtent:
     token: int
     reads: tuple[tuple[int, int, int], ...]
     """(extent, entry, slot)"""
+    remote: bool = False
+    """From the store, not from the local disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteExtent:
-    """Remove an extent nobody refers to."""
+    """Remove an extent nobody refers to; from the store as well, where this holder wrote it."""
+
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadExtent:
+    """Copy an extent's file to the store, under its own name, if none of that name is there; answer ExtentUploaded."""
+
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropLocal:
+    """Remove an extent's file from the local disk; the copy in the store stays."""
 
     extent: int
 
@@ -238,5 +277,7 @@ Event = (
     | DiskState
     | DiskFound
     | DiskLost
+    | ExtentUploaded
+    | RemoteState
 )
-Effect = Send | StartTransfer | DigestSlots | WriteExtent | ReadExtent | DeleteExtent
+Effect = Send | StartTransfer | DigestSlots | WriteExtent | ReadExtent | DeleteExtent | UploadExtent | DropLocal

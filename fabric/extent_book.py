@@ -1,8 +1,8 @@
-"""What lies on the local disk: which objects each extent still serves, and how many bytes it takes.
+"""What lies on the local disk and in the shared store: which objects each extent serves, and what it takes here.
 
 An extent goes once no object refers to it, or when room is needed: first those of retired weights,
-then those longest not read. The driver's file sizes count where it told them, else what the extent
-can take at most.
+then those longest not read. One that is in the store as well leaves the disk only. The driver's file
+sizes count where it told them, else what the extent can take at most.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from .books import Obj
-from .kinds import ObjectKind
+from .kinds import ObjectKind, Tier
 from .lifecycle import State
 
 
 @dataclass(slots=True)
 class Extent:
-    """One file: the objects it serves by entry number, its bytes, and when it was last used."""
+    """One extent: the objects it serves by entry number, its bytes on the local disk, and when it was last used."""
 
     live: dict[int, Obj]
     file_bytes: int
     last_use_s: float = 0.0
+    local: bool = True
+    remote: bool = False
+    """Whether it is in the store that all nodes share."""
 
     @property
     def busy(self) -> bool:
@@ -36,8 +39,8 @@ class ExtentBook:
     def __init__(self, bytes_max: int | None) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
-        self.bytes_of_kind: Counter[ObjectKind] = Counter()
-        """Unpacked bytes of what the extents still serve."""
+        self.bytes_held: Counter[tuple[ObjectKind, Tier]] = Counter()
+        """Unpacked bytes of what the extents still serve, by kind, and by where the nearest copy lies."""
         self._extents: dict[int, Extent] = {}
 
     def __contains__(self, extent: int) -> bool:
@@ -47,10 +50,58 @@ class ExtentBook:
         return len(self._extents)
 
     def add(self, number: int, objects: dict[int, Obj], file_bytes: int, now: float) -> None:
-        self._extents[number] = Extent(objects, file_bytes, now)
-        self.used_bytes += file_bytes
-        for obj in objects.values():
-            self.bytes_of_kind[obj.kind] += obj.length
+        """An extent on the local disk."""
+        self._add(number, Extent(objects, file_bytes, now))
+
+    def add_remote(self, number: int, objects: dict[int, Obj]) -> None:
+        """An extent that only the store has."""
+        self._add(number, Extent(objects, 0, local=False, remote=True))
+
+    def _add(self, number: int, extent: Extent) -> None:
+        self._extents[number] = extent
+        self.used_bytes += extent.file_bytes
+        self._count(extent, 1)
+
+    def _count(self, extent: Extent, sign: int) -> None:
+        for obj in extent.live.values():
+            self.bytes_held[obj.kind, _tier(extent)] += sign * obj.length
+
+    def only_remote(self, number: int) -> bool:
+        """Whether the store has it and the local disk does not."""
+        extent = self._extents.get(number)
+        return extent is not None and not extent.local
+
+    def is_remote(self, number: int) -> bool:
+        """Whether the store has it."""
+        extent = self._extents.get(number)
+        return extent is not None and extent.remote
+
+    def not_remote(self) -> list[int]:
+        """What lies on the local disk alone."""
+        return [number for number, extent in self._extents.items() if not extent.remote]
+
+    def uploaded(self, number: int) -> None:
+        """The store has it too."""
+        extent = self._extents.get(number)
+        if extent is not None:
+            extent.remote = True
+
+    def gone_from(self, number: int, *, remote: bool) -> list[Obj]:
+        """The disk's copy (or the store's) is no more; the objects that nothing serves now."""
+        extent = self._extents.get(number)
+        if extent is None or not (extent.remote if remote else extent.local):
+            return []
+        if not (extent.local if remote else extent.remote):
+            return self.gone(number)
+        self._count(extent, -1)
+        if remote:
+            extent.remote = False
+        else:
+            extent.local = False
+            self.used_bytes -= extent.file_bytes
+            extent.file_bytes = 0
+        self._count(extent, 1)
+        return []
 
     def used(self, number: int, now: float) -> None:
         extent = self._extents.get(number)
@@ -71,7 +122,7 @@ class ExtentBook:
             return False
         obj = extent.live.pop(entry, None)
         if obj is not None:
-            self.bytes_of_kind[obj.kind] -= obj.length
+            self.bytes_held[obj.kind, _tier(extent)] -= obj.length
         if extent.live:
             return False
         self.gone(number)
@@ -83,8 +134,7 @@ class ExtentBook:
         if extent is None:
             return []
         self.used_bytes -= extent.file_bytes
-        for obj in extent.live.values():
-            self.bytes_of_kind[obj.kind] -= obj.length
+        self._count(extent, -1)
         return list(extent.live.values())
 
     def lacks(self, nbytes: int) -> bool:
@@ -92,11 +142,15 @@ class ExtentBook:
         return self.bytes_max is not None and self.used_bytes + nbytes > self.bytes_max
 
     def victims(self, nbytes: int, retired: Collection[bytes]) -> list[int] | None:
-        """Which extents must go so that ``nbytes`` fit; None where no choice makes that room."""
+        """Which extents must leave the disk so that ``nbytes`` fit; None where no choice makes that room."""
         assert self.bytes_max is not None
         excess = self.used_bytes + nbytes - self.bytes_max
         order = sorted(
-            ((not _all_of(e.live.values(), retired), e.last_use_s, n) for n, e in self._extents.items() if not e.busy),
+            (
+                (not _all_of(e.live.values(), retired), e.last_use_s, n)
+                for n, e in self._extents.items()
+                if e.local and not e.busy
+            ),
         )
         chosen: list[int] = []
         for _, _, number in order:
@@ -105,6 +159,10 @@ class ExtentBook:
             chosen.append(number)
             excess -= self._extents[number].file_bytes
         return chosen if excess <= 0 else None
+
+
+def _tier(extent: Extent) -> Tier:
+    return Tier.G3 if extent.local else Tier.G4
 
 
 def _all_of(objects: Iterable[Obj], weights: Collection[bytes]) -> bool:

@@ -24,8 +24,10 @@ from .effects import (
     Effect,
     Event,
     ExtentEntry,
+    ExtentUploaded,
     PeerClosed,
     Received,
+    RemoteState,
     Tick,
     TransferDone,
     TransferQuiet,
@@ -210,7 +212,11 @@ class HolderCore:
             case DiskFound():
                 self.disk.found_later(event)
             case DiskLost():
-                self.disk.lost(event.extents)
+                self.disk.lost(event)
+            case ExtentUploaded():
+                self.disk.remote.uploaded(event)
+            case RemoteState():
+                self.disk.remote.state(event)
             case PeerClosed():
                 self.stores.client_gone(event.peer)
                 self.graphs.client_gone(event.peer)

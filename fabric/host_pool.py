@@ -74,6 +74,10 @@ class HostPools:
         self.arena.begin_write(slot)
         return slot
 
+    def taken_over(self, obj: Obj) -> None:
+        """A standing copy is this object's from here on: of the same key and length."""
+        self.pool_of(obj.below).standing[obj.below] = obj
+
     def stand(self, slot: int, obj: Obj) -> None:
         """The bytes of a slot that was filled are the object's, proven: its copy below."""
         pool = self.pool_of(slot)

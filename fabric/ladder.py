@@ -31,6 +31,7 @@ from .extent_book import ExtentBook
 from .extents import extent_bytes
 from .host_pool import HostPools, Key
 from .kinds import Reason
+from .remote_copies import RemoteCopies
 from .lifecycle import State
 from .messages import Done
 
@@ -61,6 +62,7 @@ class NextTier(Protocol):
     """The tier below host memory, as this desk needs it."""
 
     extents: ExtentBook
+    remote: RemoteCopies
 
     @property
     def takes_writes(self) -> bool:
@@ -283,6 +285,7 @@ class HostDesk:
             self.pools.give_back(slot)
         if live:
             extents.add(sink.extent, live, event.file_bytes or sink.bytes_max, self.ctx.now)
+            self.lower.remote.written(sink.extent)
         elif event.refused is None:
             self.ctx.do(DeleteExtent(sink.extent))
         else:

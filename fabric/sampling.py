@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .context import HolderContext
 from .disk import DiskDesk
-from .kinds import Tier
 from .series import Occupancy, Sample, Timeline
 
 
@@ -63,7 +62,7 @@ class Sampler:
             pool = pools[layout.group, layout.shard]
             here = found.setdefault(ctx.model.groups[layout.group].kind, {})
             here[layout.tier] = here.get(layout.tier, 0) + (pool.slots - len(pool.free)) * layout.slot_bytes
-        for kind, nbytes in self.disk.extents.bytes_of_kind.items():
+        for (kind, tier), nbytes in self.disk.extents.bytes_held.items():
             if nbytes:
-                found.setdefault(kind, {})[Tier.G3] = nbytes
+                found.setdefault(kind, {})[tier] = nbytes
         return found
