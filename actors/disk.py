@@ -10,8 +10,9 @@ from typing import Any
 from ..fabric.effects import Event
 from ..fabric.restores import RestoreLimit
 from ..transport.disk.driver import DiskSettings, DiskTier
+from ..transport.disk.protocol import RemoteSetup
 from ..transport.memfd import ArenaMemory
-from .spec import DiskSpec, FabricSpec
+from .spec import DiskSpec, FabricSpec, RemoteSpec
 
 FIRST_GUESS_BYTES_PER_S = 1e9
 """A disk's speed until the first restores have measured it."""
@@ -26,6 +27,7 @@ def restore_settings(disk: DiskSpec | None) -> dict[str, Any]:
     limits = (RestoreLimit(limit.bytes_max, limit.extents_max, kind) for kind, limit in disk.restore_limits.items())
     return {
         "disk_bytes_max": disk.bytes_max,
+        "remote": disk.remote is not None,
         "restore_bytes_max": disk.restore_bytes_max,
         "restore_share": disk.restore_share,
         "restore_limits": tuple(limits),
@@ -54,5 +56,17 @@ def disk_tier(
         codec=disk.codec,
         bytes_per_s=disk.bytes_per_s,
         passports=tuple(dict.fromkeys(spec.passport(group) for group in spec.model.groups)),
+        remote=None if disk.remote is None else _remote_setup(disk.remote),
     )
     return DiskTier(settings, memory, tell)
+
+
+def _remote_setup(remote: RemoteSpec) -> RemoteSetup:
+    return RemoteSetup(
+        remote.url,
+        tuple(sorted(remote.options.items())),
+        remote.allow_http,
+        remote.bytes_max,
+        remote.timeout_s,
+        remote.check_s,
+    )

@@ -31,6 +31,7 @@ from ..fabric.effects import (
     DiskRead,
     DiskState,
     DiskWritten,
+    DropLocal,
     Effect,
     Event,
     Moved,
@@ -45,6 +46,7 @@ from ..fabric.effects import (
     TransferFault,
     TransferQuiet,
     Undeliverable,
+    UploadExtent,
     WriteExtent,
 )
 from ..fabric.holder import HolderCore
@@ -77,6 +79,7 @@ from ..policies.limits import quotas
 from ..policies.planning import disk_admission_of, planning_of
 from ..transport.control_socket import Reply
 from ..transport.digest import checksum, copy_and_checksum
+from ..transport.disk.driver import DiskEffect
 from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory, memory_available_bytes
@@ -263,11 +266,11 @@ class Holder(Service):
                     self._spawn(self._transfer(effect))
                 case DigestSlots():
                     self._spawn(self._digest(effect))
-                case WriteExtent() | ReadExtent() | DeleteExtent():
+                case WriteExtent() | ReadExtent() | DeleteExtent() | UploadExtent() | DropLocal():
                     self._on_disk(effect)
         self._set_alarm()
 
-    def _on_disk(self, effect: WriteExtent | ReadExtent | DeleteExtent) -> None:
+    def _on_disk(self, effect: DiskEffect) -> None:
         """Without a disk the core was told so, and asks for nothing but what it began before it knew."""
         if self.door is not None and isinstance(effect, ReadExtent):
             self.door.before_restore(effect)

@@ -6,6 +6,7 @@ of the fabric as JSON.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,10 @@ from ..policies.limits import FLOOR_SHARE, KindLimit, TenantLimit, byte_limits
 from .shards import DIRECTORY_SHARDS_MAX
 
 SLOTS_MAX = 1 << 24
+
+
+REMOTE_URL = re.compile(r"(s3|s3a|gs|az|abfs|abfss|https|http|file)://\S+")
+SECRET = re.compile(r"secret|token|password|access_key|sas|credential")
 
 
 class PassportSpec(BaseModel):
@@ -83,6 +88,42 @@ class RestoreLimitSpec(BaseModel):
     extents_max: int = Field(default=32, ge=1)
 
 
+class RemoteSpec(BaseModel):
+    """A store that all nodes share, for copies of the disks' extents. Needs the extra ``remote`` (obstore).
+
+    ``url``: ``s3://bucket/prefix``, ``gs://..``, ``az://..`` or ``file:///shared/folder``; ``options``: the
+    store's own, as obstore names them (``endpoint``, ``region``, ...). Credentials do not belong here: they come from
+    the environment or the machine's role. ``allow_http``: plain HTTP, for a store on a trusted network. ``bytes_max``: of
+    all extents there: the oldest go. ``timeout_s``: of one request; ``check_s``: how often it is listed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    options: dict[str, str] = Field(default_factory=dict)
+    allow_http: bool = False
+    bytes_max: int = Field(default=1 << 40, ge=1 << 16)
+    timeout_s: float = Field(default=10.0, gt=0)
+    check_s: float = Field(default=10.0, gt=0)
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_url(cls, url: str) -> str:
+        if not REMOTE_URL.fullmatch(url):
+            raise ValueError(f"{url!r} is not an address such as s3://bucket/prefix or file:///shared/folder")
+        return url
+
+    @field_validator("options")
+    @classmethod
+    def _bears_no_secret(cls, options: dict[str, str]) -> dict[str, str]:
+        for name in options:
+            if SECRET.search(name.lower()):
+                raise ValueError(
+                    f"{name}: credentials come from the environment (AWS_SECRET_ACCESS_KEY, ...), not from here"
+                )
+        return options
+
+
 class DiskSpec(BaseModel):
     """The local disk as a tier. ``path``: a folder on each node's own disk, used by the fabric alone.
 
@@ -92,6 +133,8 @@ class DiskSpec(BaseModel):
     ``restore_limits``: of one kind (``compressed_history``, ...); ``restore_share``: which part of each pool may be
     reserved for restores, so that a burst of them leaves room for stores. ``admission``: ``second_touch`` writes
     only what was used twice; a parked request's state is always written.
+    reserved for restores, so that a burst of them leaves room for stores. ``remote``: a store shared by all nodes, to
+    which extents are copied and from which every node restores; None for none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,6 +148,7 @@ class DiskSpec(BaseModel):
     restore_share: float = Field(default=0.5, gt=0, le=1)
     restore_limits: dict[ObjectKind, RestoreLimitSpec] = Field(default_factory=dict)
     admission: Literal["all", "second_touch"] = "all"
+    remote: RemoteSpec | None = None
 
     @field_validator("path")
     @classmethod

@@ -13,7 +13,7 @@ swapped out goes there first, and what comes from the disk comes through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .books import Obj, held_refusal, split

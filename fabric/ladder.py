@@ -31,9 +31,9 @@ from .extent_book import ExtentBook
 from .extents import extent_bytes
 from .host_pool import HostPools, Key
 from .kinds import Reason
-from .remote_copies import RemoteCopies
 from .lifecycle import State
 from .messages import Done
+from .remote_copies import RemoteCopies
 
 SINK_TOGETHER = 16
 """Copies that leave for the disk together where the pool is large: an extent of one block wastes the disk."""

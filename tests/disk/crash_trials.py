@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
+from kvfabric.transport.disk.blocks import Want
 from kvfabric.transport.disk.codecs import Codec
-from kvfabric.transport.disk.store import Want
 from tests.disk import stage
 
 KILL_WITHIN_S = 0.06

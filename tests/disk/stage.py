@@ -14,9 +14,10 @@ from kvfabric.fabric.arena import Arena, ArenaLayout, PoolLayout
 from kvfabric.fabric.effects import DiskRead, DiskWritten, Event, ExtentEntry, ReadExtent, WriteExtent
 from kvfabric.fabric.passport import AbiPassport
 from kvfabric.transport.digest import checksum
+from kvfabric.transport.disk.blocks import Got, Want
 from kvfabric.transport.disk.codecs import Codec
 from kvfabric.transport.disk.driver import DiskSettings, DiskTier
-from kvfabric.transport.disk.store import Draft, ExtentStore, Got, Reconciled, Want
+from kvfabric.transport.disk.store import Draft, ExtentStore, Reconciled
 from kvfabric.transport.memfd import ArenaMemory
 
 E = TypeVar("E")

@@ -14,7 +14,7 @@ import pytest
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric.kinds import ObjectKind, Reason, SpecError, Status, Tier
 
-from .test_full_stack import MODEL, Life, content, prompt
+from .lives import MODEL, Life, content, prompt
 
 SLOTS = {"csa": 8, "tail": 40, "idx": 8, "swa": 40}
 """Readers' slots: two prompts."""

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from kvfabric.fabric.kinds import Reason
+from kvfabric.transport.disk.blocks import Cancelled
 from kvfabric.transport.disk.codecs import Codec
 from kvfabric.transport.disk.faults import DiskFault, DiskFaults
 from kvfabric.transport.disk.folders import FolderBusy
-from kvfabric.transport.disk.store import Cancelled, ExtentStore, NoRoom
+from kvfabric.transport.disk.store import ExtentStore, NoRoom
 
 from . import stage
 

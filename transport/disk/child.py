@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...fabric import wire
@@ -23,13 +24,16 @@ from ...fabric.arena import ArenaLayout
 from ...fabric.kinds import FabricError
 from ..frames import FRAME_BYTES_MAX, FrameDecoder, FrameStatus, encode
 from ..memfd import map_read_write
+from .blocks import Cancelled
 from .budget import Budget
 from .faults import DiskFault, DiskFaults
-from .protocol import Cancel, Delete, Inject, Read, Settled, Setup, Write
-from .store import Cancelled
+from .protocol import Cancel, Delete, Inject, Read, Settled, Setup, Upload, Write
+from .remote import RemoteTier
 from .tier import CHECK_S, Tier
 
 IO_THREADS = 2
+REMOTE_THREADS = 2
+"""Of their own: a store that is slow holds up nothing that the local disk has."""
 NICENESS = 5
 """Live requests' processes go first where cores are short."""
 
@@ -97,6 +101,8 @@ class Child:
         self._rehearsed = False
         self._budget = Budget(None)
         self._tier: Tier | None = None
+        self._remote: RemoteTier | None = None
+        self._remote_jobs = Jobs()
 
     def tell(self, message: Any) -> None:
         frame = encode(0, FrameStatus.REPLY, wire.encode(message))
@@ -133,8 +139,17 @@ class Child:
                 self._settle(0)
             case Cancel():
                 self._jobs.cancel(message.token)
+                self._remote_jobs.cancel(message.token)
             case Delete() if tier is not None:
                 tier.delete(message.uid)
+                if message.remote and self._remote is not None:
+                    self._remote_job(2, 0, partial(_delete, self._remote, message.uid), lambda: None)
+            case Upload() if self._remote is not None:
+                remote = self._remote
+                self._remote_job(1, 0, partial(remote.upload, message), partial(remote.refuse_upload, message))
+            case Read() if message.remote and self._remote is not None:
+                remote = self._remote
+                self._remote_job(0, message.token, partial(remote.read, message), partial(remote.refuse_read, message))
             case Write() if tier is not None:
                 self._jobs.put(
                     1, Job(message.token, lambda pace: tier.write(message, pace), lambda: tier.refuse_write(message))
@@ -151,12 +166,33 @@ class Child:
         self._budget = Budget(message.bytes_per_s)
         self._tier = Tier(message, arena, self._faults, self.tell)
         for number in range(IO_THREADS):
-            threading.Thread(target=self._work, name=f"disk-{number}", daemon=True).start()
+            threading.Thread(target=partial(self._work, self._jobs), name=f"disk-{number}", daemon=True).start()
         self._tier.check()
+        if message.remote is not None:
+            self._remote = RemoteTier(message.remote, arena, self._tier.file_of, self.tell)
+            threading.Thread(target=self._watch_remote, name="store", daemon=True).start()
+            for number in range(REMOTE_THREADS):
+                work = partial(self._work, self._remote_jobs)
+                threading.Thread(target=work, name=f"store-{number}", daemon=True).start()
 
-    def _work(self) -> None:
+    def _remote_job(
+        self, rank: int, token: int, run: Callable[[Callable[[int], None]], None], refuse: Callable[[], None]
+    ) -> None:
+        self._remote_jobs.put(rank, Job(token, run, refuse))
+
+    def _watch_remote(self) -> None:
+        assert self._remote is not None
+        try:
+            self._remote.watch()
+        except ConnectionError:
+            os._exit(0)  # the holder is gone
+        except Exception:  # noqa: BLE001 - without it the store would be as it was last seen, for ever
+            traceback.print_exc()
+            os._exit(1)
+
+    def _work(self, jobs: Jobs) -> None:
         while True:
-            job = self._jobs.take()
+            job = jobs.take()
 
             def pace(nbytes: int, job: Job = job) -> None:
                 if not self._budget.take(nbytes, job.cancelled):
@@ -174,8 +210,9 @@ class Child:
                 traceback.print_exc()
                 os._exit(1)
             finally:
-                self._jobs.done(job)
-            self._settle(job.token)
+                jobs.done(job)
+            if job.token:
+                self._settle(job.token)
 
     def _settle(self, token: int) -> None:
         """Under injected faults, tell that a job and the looks at the disk it led to are over."""
@@ -185,6 +222,10 @@ class Child:
             self.tell(Settled(token, self._faults.waiting()))
         except ConnectionError:
             os._exit(0)
+
+
+def _delete(remote: RemoteTier, uid: bytes, _: Callable[[int], None]) -> None:
+    remote.delete(uid)
 
 
 def main() -> None:

@@ -32,9 +32,13 @@ from ...fabric.effects import (
     DiskRead,
     DiskState,
     DiskWritten,
+    DropLocal,
     Event,
+    ExtentUploaded,
     ReadExtent,
+    RemoteState,
     Restored,
+    UploadExtent,
     WriteExtent,
 )
 from ...fabric.kinds import Reason, WireError
@@ -53,16 +57,23 @@ from .protocol import (
     Gone,
     Health,
     Inject,
+    Listed,
     Opened,
     Read,
     ReadDone,
+    RemoteCondition,
+    RemoteSetup,
     Settled,
     Setup,
+    Upload,
+    Uploaded,
     Write,
     Wrote,
 )
 
 logger = logging.getLogger(__name__)
+
+DiskEffect = WriteExtent | ReadExtent | DeleteExtent | UploadExtent | DropLocal
 
 SLOW_S = 5.0
 HUNG_S = 60.0
@@ -92,6 +103,8 @@ class DiskSettings:
     codec: str = "none"
     bytes_per_s: float | None = None
     passports: tuple[AbiPassport, ...] = ()
+    remote: RemoteSetup | None = None
+    """The store that all nodes share; None for none."""
 
 
 @dataclass(slots=True)
@@ -122,6 +135,12 @@ class DiskTier:
         self._child: _Child | None = None
         self._uids: dict[int, bytes] = {}
         self._numbers: dict[bytes, int] = {}
+        self._local: set[bytes] = set()
+        self._remote: set[bytes] = set()
+        """Uids of what is on the disk, and of what is in the store."""
+        self._own: set[bytes] = set()
+        """Of those in the store: what this life put there, to be deleted by it."""
+        self._store = RemoteCondition(Health.STARTING, Reason.DISK_UNAVAILABLE, "", 0, 0, 0)
         self._found = 0
         self._doomed: dict[bytes, None] = {}
         self._jobs: dict[int, _Outstanding] = {}
@@ -216,6 +235,7 @@ class DiskTier:
                 settings.bytes_per_s,
                 tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in layout.pools),
                 settings.passports,
+                settings.remote,
             )
         )
         writer = loop.create_task(self._write_out(child))
@@ -260,6 +280,7 @@ class DiskTier:
             Condition(Health.UNAVAILABLE, Reason.DISK_UNAVAILABLE, Reason.DISK_UNAVAILABLE, self._problem, 0, 0, 0, 0)
         )
         self._unsettled.clear()
+        self._store_is(RemoteCondition(Health.UNAVAILABLE, Reason.DISK_UNAVAILABLE, self._problem, 0, 0, 0))
         for token in list(self._jobs):
             self._refuse(token)
 
@@ -284,9 +305,13 @@ class DiskTier:
 
     # --- effects -------------------------------------------------------------------------------
 
-    def carry_out(self, effect: WriteExtent | ReadExtent | DeleteExtent) -> None:
+    def carry_out(self, effect: DiskEffect) -> None:
         """Do what the core asks."""
         match effect:
+            case UploadExtent():
+                self.upload(effect)
+            case DropLocal():
+                self.drop_local(effect)
             case WriteExtent():
                 self.write(effect)
             case ReadExtent():
@@ -306,7 +331,7 @@ class DiskTier:
         blocks = tuple(
             (self._uids.get(extent, bytes(UID_BYTES)), number, slot) for extent, number, slot in effect.reads
         )
-        self._send(effect.token, Read(effect.token, blocks))
+        self._send(effect.token, Read(effect.token, blocks, effect.remote))
 
     def delete(self, effect: DeleteExtent) -> None:
         """Remove an extent; while the disk is away, as soon as it is back."""
@@ -314,7 +339,27 @@ class DiskTier:
         if uid is None:
             return
         del self._numbers[uid]
-        self._doom(uid)
+        if uid in self._local or uid in self._own:
+            self._doom(uid, remote=uid in self._own)
+        self._local.discard(uid)
+        self._own.discard(uid)
+        self._remote.discard(uid)
+
+    def upload(self, effect: UploadExtent) -> None:
+        """Copy an extent to the store; ExtentUploaded follows."""
+        uid = self._uids.get(effect.extent)
+        if uid is None or self._child is None:
+            refused = ExtentUploaded(effect.extent, Reason.DISK_UNAVAILABLE)
+            asyncio.get_running_loop().call_soon(self._tell, refused)
+        else:
+            self._post(Upload(uid))
+
+    def drop_local(self, effect: DropLocal) -> None:
+        """Remove an extent from the disk; it stays known, for the store has it."""
+        uid = self._uids.get(effect.extent)
+        if uid is not None and uid in self._local:
+            self._local.discard(uid)
+            self._doom(uid, remote=False)
 
     def cancel(self, token: int) -> None:
         """Call a job off; it is answered all the same, with what happened."""
@@ -327,11 +372,11 @@ class DiskTier:
             self._unsettled.add(0)
         self._post(Inject(str(fault), times))
 
-    def _doom(self, uid: bytes) -> None:
+    def _doom(self, uid: bytes, *, remote: bool) -> None:
         self._doomed[uid] = None
         while len(self._doomed) > DOOMED_MAX:
             del self._doomed[next(iter(self._doomed))]
-        self._post(Delete(uid))
+        self._post(Delete(uid, remote))
 
     def _send(self, token: int, message: Any) -> None:
         """Have the child do a job; without a child it is refused in a later step, as an answer would be."""
@@ -359,7 +404,14 @@ class DiskTier:
             case Opened():
                 self._reopened(message)
             case Gone():
-                self._lost(message.uids)
+                self._lost(message.uids, remote=message.remote)
+            case Uploaded():
+                self._uploaded(message)
+            case Listed():
+                there = set(message.uids)
+                self._lost(tuple(uid for uid in self._remote if uid not in there), remote=True)
+            case RemoteCondition():
+                self._store_is(message)
             case Condition():
                 self._become(message)
                 self._settled.set()
@@ -374,6 +426,7 @@ class DiskTier:
         if message.refused is None:
             self._uids[job.effect.extent] = job.uid
             self._numbers[job.uid] = job.effect.extent
+            self._local.add(job.uid)
             self._moved["written_bytes"] += sum(e.length for e in job.effect.entries)
         else:
             logger.info("an extent was not written: %s", message.detail)
@@ -392,13 +445,20 @@ class DiskTier:
         self._tell(DiskRead(message.token, tuple(Restored(*block) for block in message.blocks)))
 
     def _found_extent(self, message: Extent) -> None:
-        if message.uid in self._doomed or message.uid in self._numbers:
+        """An extent of an earlier life, or one in the store that is not on this disk."""
+        if message.uid in self._doomed and not message.remote:
+            return
+        (self._remote if message.remote else self._local).add(message.uid)
+        known = self._numbers.get(message.uid)
+        if known is not None:
+            if message.remote:
+                self._tell(ExtentUploaded(known))
             return
         self._found += 1
         number = self._found % EXTENT_NUMBERS_FOUND_MAX
         self._uids[number], self._numbers[message.uid] = message.uid, number
         entries = tuple((number, place, entry) for place, entry in enumerate(message.entries))
-        self._tell(DiskFound(entries, message.file_bytes))
+        self._tell(DiskFound(entries, message.file_bytes, message.remote))
 
     def _reopened(self, message: Opened) -> None:
         """All extents that are there now: what is known and not among them is lost."""
@@ -406,14 +466,41 @@ class DiskTier:
         there = set(message.uids)
         for uid in [uid for uid in self._doomed if uid in there]:
             self._post(Delete(uid))
-        self._lost(tuple(uid for uid in self._numbers if uid not in there))
+        self._lost(tuple(uid for uid in self._local if uid not in there), remote=False)
 
-    def _lost(self, uids: tuple[bytes, ...]) -> None:
-        numbers = tuple(self._numbers.pop(uid) for uid in uids if uid in self._numbers)
-        for number in numbers:
-            del self._uids[number]
+    def _lost(self, uids: tuple[bytes, ...], *, remote: bool) -> None:
+        """Extents are on the disk (or in the store) no more; one that is nowhere has no number any more."""
+        where, other = (self._remote, self._local) if remote else (self._local, self._remote)
+        where.difference_update(uids)
+        numbers = tuple(self._numbers[uid] for uid in uids if uid in self._numbers)
+        for uid in uids:
+            if uid in self._numbers and uid not in other:
+                del self._uids[self._numbers.pop(uid)]
         if numbers:
-            self._tell(DiskLost(numbers))
+            self._tell(DiskLost(numbers, remote))
+
+    def _uploaded(self, message: Uploaded) -> None:
+        number = self._numbers.get(message.uid)
+        if message.refused is not None:
+            logger.info("an extent is not in the store: %s", message.detail)
+        elif number is None:
+            self._post(Delete(message.uid, remote=True))  # it was deleted here meanwhile
+        else:
+            self._remote.add(message.uid)
+            self._own.add(message.uid)
+        if number is not None:
+            self._tell(ExtentUploaded(number, message.refused))
+
+    def _store_is(self, condition: RemoteCondition) -> None:
+        """The store's condition as told; the core learns what concerns it."""
+        if self.settings.remote is None:
+            return
+        before, self._store = self._store, condition
+        if before.refused != condition.refused:
+            self._tell(RemoteState(condition.refused))
+        if before.health is not condition.health:
+            level = logging.INFO if condition.health is Health.OK else logging.WARNING
+            logger.log(level, "shared store: %s %s", condition.health, condition.detail)
 
     def _become(self, condition: Condition) -> None:
         before, self._condition = self._condition, condition
@@ -446,12 +533,29 @@ class DiskTier:
             "free_bytes": condition.free_bytes,
             "free_floor_bytes": self.settings.free_floor_bytes,
             "codec": self.settings.codec,
-            "extents": len(self._uids),
+            "extents": len(self._local),
             "wrong_blocks": condition.wrong_blocks,
             "outstanding": self.outstanding,
             "restarts": self._restarts,
             "removed_at_start": list(self._opened.removed),
+            "store": self._store_status(),
             **self._moved,
+        }
+
+    def _store_status(self) -> dict[str, Any] | None:
+        remote, condition = self.settings.remote, self._store
+        if remote is None:
+            return None
+        return {
+            "state": str(condition.health),
+            "reason": condition.refused,
+            "detail": condition.detail,
+            "url": remote.url,
+            "used_bytes": condition.used_bytes,
+            "bytes_max": remote.bytes_max,
+            "extents": condition.extents,
+            "known_here": len(self._remote),
+            "wrong_blocks": condition.wrong_blocks,
         }
 
     @property

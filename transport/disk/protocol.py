@@ -27,6 +27,19 @@ class Health(StrEnum):
 # --- to the child ------------------------------------------------------------------------------
 
 
+@record(206)
+@dataclass(frozen=True, slots=True)
+class RemoteSetup:
+    """The store that all nodes share. ``options``: as obstore names them; credentials come from the environment."""
+
+    url: str
+    options: tuple[tuple[str, str], ...]
+    allow_http: bool
+    bytes_max: int
+    timeout_s: float
+    check_s: float
+
+
 @record(200)
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -41,6 +54,7 @@ class Setup:
     bytes_per_s: float | None
     pools: tuple[tuple[int, int, int, int, str], ...]
     passports: tuple[AbiPassport, ...]
+    remote: RemoteSetup | None = None
 
 
 @record(201)
@@ -61,12 +75,26 @@ class Read:
 
     token: int
     blocks: tuple[tuple[bytes, int, int], ...]
+    remote: bool = False
+    """From the store."""
 
 
 @record(203)
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove an extent. Done before any record that follows is looked at."""
+    """Remove an extent from the disk. Done before any record that follows is looked at.
+
+    ``remote``: from the store as well, whenever it lets it.
+    """
+
+    uid: bytes
+    remote: bool = False
+
+
+@record(207)
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Copy an extent to the store; answered by Uploaded."""
 
     uid: bytes
 
@@ -115,11 +143,12 @@ class ReadDone:
 @record(212)
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An extent that was found when the folder was opened."""
+    """An extent that was found when the folder was opened, or in the store."""
 
     uid: bytes
     entries: tuple[ExtentEntry, ...]
     file_bytes: int
+    remote: bool = False
 
 
 @record(213)
@@ -136,9 +165,41 @@ class Opened:
 @record(214)
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Extents that went behind the tier's back."""
+    """Extents that went behind the tier's back, from the disk or from the store."""
 
     uids: tuple[bytes, ...]
+    remote: bool = False
+
+
+@record(217)
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """An extent of this disk is in the store, or why it is not."""
+
+    uid: bytes
+    refused: Reason | None
+    detail: str
+
+
+@record(218)
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the first look at the store in this child's life found: nothing else of earlier lives is there."""
+
+    uids: tuple[bytes, ...]
+
+
+@record(219)
+@dataclass(frozen=True, slots=True)
+class RemoteCondition:
+    """How the store is. ``used_bytes``: of all extents in it, whoever wrote them."""
+
+    health: Health
+    refused: Reason | None
+    detail: str
+    used_bytes: int
+    extents: int
+    wrong_blocks: int
 
 
 @record(215)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +22,10 @@ from ...fabric.effects import ExtentEntry
 from ...fabric.extents import PROLOGUE_BYTES, extent_bytes, header_bytes, pages
 from ...fabric.kinds import Reason, WireError
 from ...fabric.passport import AbiPassport
-from ..digest import checksum
 from . import format as extent_format
+from .blocks import Block, Got, Known, Pace, Want, by_extent, judge, runs, target
 from .catalogue import Catalogue, Stage
-from .codecs import CannotUnpack, Codec, pack, unpack
+from .codecs import Codec, pack
 from .faults import DiskFault, DiskFaults
 from .folders import Folder, take
 from .format import Header, Place
@@ -37,18 +37,6 @@ TEMPORARY = ".tmp"
 
 class NoRoom(OSError):
     """The byte cap or the free-space floor would be passed."""
-
-
-class Cancelled(Exception):
-    """The job was called off between two reads or writes."""
-
-
-@dataclass(slots=True)
-class Known:
-    """One extent file that stands."""
-
-    file_bytes: int
-    places: tuple[Place, ...]
 
 
 @dataclass(slots=True)
@@ -65,29 +53,6 @@ class Reconciled:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """One block to read: its extent, its number there, the slot it goes to."""
-
-    uid: bytes
-    number: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Got:
-    """One block read: the checksum of what lies in the slot now, or why there is nothing to judge.
-
-    ``wrong``: the bytes were read and are not those that were written.
-    """
-
-    slot: int
-    checksum: bytes | None
-    refused: Reason | None = None
-    detail: str = ""
-    wrong: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """One extent to be written: its uid, what it holds, and how it is packed."""
 
@@ -97,10 +62,6 @@ class Draft:
     passports: Mapping[bytes, AbiPassport]
     """Those known, by layout fingerprint."""
     codec: Codec = Codec.NONE
-
-
-Pace = Callable[[int], None]
-"""Called with the bytes about to be moved; waits for the budget, raises Cancelled."""
 
 
 class ExtentStore:
@@ -164,7 +125,7 @@ class ExtentStore:
         rows = {row.uid: row for row in self.catalogue.rows()}
         present = set()
         for name in os.listdir(self.folder.handle):  # noqa: PTH208 - of the folder that was opened
-            uid = _uid(name)
+            uid = uid_of(name)
             if uid is None:
                 continue  # not ours to judge
             row = rows.get(uid)
@@ -230,6 +191,11 @@ class ExtentStore:
 
     def _used(self) -> int:
         return sum(known.file_bytes for known in self._extents.values()) + sum(self._promised.values())
+
+    def file_of(self, uid: bytes) -> tuple[Path, Known] | None:
+        """The file of an extent that stands here, and what is in it; None for any other."""
+        known = self._extents.get(uid)
+        return None if known is None else (self.folder.path / (uid.hex() + SUFFIX), known)
 
     @property
     def extents(self) -> int:
@@ -348,25 +314,12 @@ class ExtentStore:
 
         Neighbours in a file are read together. A file that ends early leaves zeros and their digest.
         """
-        by_file: dict[bytes, list[tuple[Place, Want]]] = {}
-        got: list[Got] = []
-        for want in wants:
-            known = self._extents.get(want.uid)
-            if known is None or want.number >= len(known.places):
-                got.append(Got(want.slot, None, Reason.RESTORE_FAILED, "there is no such block"))
-                continue
-            place = known.places[want.number]
-            room = self.arena.payload(want.slot).nbytes
-            if place.length > room:
-                too_long = f"{place.length} bytes do not fit a slot of {room}"
-                got.append(Got(want.slot, None, Reason.RESTORE_FAILED, too_long))
-                continue
-            by_file.setdefault(want.uid, []).append((place, want))
+        got, by_file = by_extent(wants, self._extents, self.arena)
         for uid, blocks in by_file.items():
-            got += self._read_file(uid, sorted(blocks, key=lambda b: b[0].offset), pace)
+            got += self._read_file(uid, blocks, pace)
         return got
 
-    def _read_file(self, uid: bytes, blocks: list[tuple[Place, Want]], pace: Pace) -> list[Got]:
+    def _read_file(self, uid: bytes, blocks: list[Block], pace: Pace) -> list[Got]:
         got: list[Got] = []
         try:
             self.faults.raise_for(DiskFault.OPEN_FAILS)
@@ -376,7 +329,7 @@ class ExtentStore:
             refused = Reason.RESTORE_FAILED if gone else Reason.DISK_UNAVAILABLE
             return [Got(want.slot, None, refused, f"{uid.hex()}: {error.strerror}") for _, want in blocks]
         try:
-            for run in _runs(blocks):
+            for run in runs(blocks):
                 pace(sum(pages(place.stored_bytes) for place, _ in run))
                 try:
                     got += self._read_run(fd, run)
@@ -387,11 +340,11 @@ class ExtentStore:
             os.close(fd)
         return got
 
-    def _read_run(self, fd: int, run: list[tuple[Place, Want]]) -> list[Got]:
+    def _read_run(self, fd: int, run: list[Block]) -> list[Got]:
         self.faults.raise_for(DiskFault.READ_ERROR)
         self.faults.delay()
         start = run[0][0].offset
-        buffers = [self._target(place, want.slot) for place, want in run]
+        buffers = [target(self.arena, place, want.slot) for place, want in run]
         wanted = sum(buffer.nbytes for buffer in buffers)
         came = read_all(fd, buffers, start)
         if self.faults.meets(DiskFault.SHORT_READ):
@@ -403,26 +356,8 @@ class ExtentStore:
             here = came - (place.offset - start)
             if here < place.stored_bytes:
                 buffer[max(here, 0) :] = 0
-            got.append(self._judge(place, want, buffer))
+            got.append(judge(self.arena, place, want, buffer))
         return got
-
-    def _target(self, place: Place, slot: int) -> Bytes:
-        """Where a block's pages go: a plain one to its slot's own pages, a packed one to a buffer."""
-        if place.codec is not Codec.NONE:
-            return page_buffer(place.stored_bytes)
-        offset = self.arena.layout.offset_of(slot)
-        return self.arena.bytes[offset : offset + pages(place.length)]
-
-    def _judge(self, place: Place, want: Want, buffer: Bytes) -> Got:
-        content = self.arena.payload(want.slot)[: place.length]
-        if place.codec is not Codec.NONE:
-            try:
-                unpacked = unpack(place.codec, buffer[: place.stored_bytes], place.length)
-            except CannotUnpack as error:
-                return Got(want.slot, bytes(16), None, str(error), wrong=True)
-            content[:] = memoryview(unpacked)
-        found = checksum(content)
-        return Got(want.slot, found, wrong=found != place.checksum)
 
     # --- removing ------------------------------------------------------------------------------
 
@@ -460,7 +395,7 @@ class ExtentStore:
         self.folder.close()
 
 
-def _uid(name: str) -> bytes | None:
+def uid_of(name: str) -> bytes | None:
     """The uid in the name of a file of ours; None for any other file."""
     stem, dot, _ = name.partition(".")
     if dot and name[len(stem) :] in (SUFFIX, TEMPORARY) and len(stem) == 2 * extent_format.UID_BYTES:
@@ -481,22 +416,6 @@ def _padded(content: bytes) -> Bytes:
     buffer = page_buffer(len(content))
     buffer[: len(content)] = memoryview(content)
     return buffer
-
-
-def _runs(blocks: list[tuple[Place, Want]]) -> Iterator[list[tuple[Place, Want]]]:
-    """Neighbours in a file, a system call's worth at a time."""
-    run: list[tuple[Place, Want]] = []
-    size = end = 0
-    for place, want in blocks:
-        stored = pages(place.stored_bytes)
-        if run and (place.offset != end or size + stored > IO_BYTES or len(run) >= VECTORS_MAX):
-            yield run
-            run, size = [], 0
-        run.append((place, want))
-        size += stored
-        end = place.offset + stored
-    if run:
-        yield run
 
 
 def _tear(fd: int, places: Sequence[Place], end: int) -> None:

@@ -15,8 +15,6 @@ import errno
 import os
 import sqlite3
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,18 +24,18 @@ import numpy as np
 from ...fabric.arena import PAGE_BYTES, Arena
 from ...fabric.extents import extent_bytes
 from ...fabric.kinds import Reason
+from .blocks import Known, Pace, Want
 from .codecs import Codec
 from .faults import DiskFault, DiskFaults
 from .folders import FolderBusy
 from .io import open_at, page_buffer, read_all, write_all
+from .lies import Lies
 from .protocol import Condition, Extent, Gone, Health, Opened, Read, ReadDone, Setup, Write, Wrote
-from .store import Cancelled, Draft, ExtentStore, Got, NoRoom, Pace, Want
+from .store import Draft, ExtentStore, NoRoom
 
 CHECK_S = 1.0
 PROBE = "probe"
 PROBE_BYTES = 256 * 1024
-LIES_MIN = 16
-LIES_WINDOW_S = 60.0
 REMOVED_TOLD_MAX = 32
 WANTED_BYTES_MAX = 16 << 20
 """A disk with this much room is not full, whatever did not fit: smaller extents go on."""
@@ -63,8 +61,7 @@ class Tier:
         self._retired: dict[int, ExtentStore] = {}
         self._health = Health.STARTING
         self._detail = ""
-        self._judged: deque[tuple[float, int, int]] = deque()
-        self._wrong_blocks = 0
+        self._lies = Lies()
         self._told: Condition | None = None
         self._wanted_bytes = 0
         """Bytes that a write found no room for: room for as many is what heals a full disk."""
@@ -139,7 +136,7 @@ class Tier:
         with self._lock:
             self._store = store
         self._health, self._detail = Health.OK, found.catalogue
-        self._judged.clear()
+        self._lies.clear()
 
     def _look(self, store: ExtentStore) -> None:
         """Ask the disk itself."""
@@ -147,9 +144,8 @@ class Tier:
             self._health, self._detail = Health.VANISHED, f"{store.folder.path} is not the folder that was opened"
             self._drop_store()
             return
-        if self._lying():
-            self._health = Health.LYING
-            self._detail = f"{self._judged_wrong()} blocks read within {LIES_WINDOW_S:.0f} s were not those written"
+        if self._lies.found:
+            self._health, self._detail = Health.LYING, self._lies.words
         if self._health is not Health.OK:
             self._probe(store)
         elif self._floor_passed(store):
@@ -176,7 +172,7 @@ class Tier:
             self._health, self._detail = _health_of(error), _words(error)
             return
         if self._health is Health.LYING:
-            self._judged.clear()
+            self._lies.clear()
         self._health, self._detail, self._wanted_bytes = Health.OK, "", 0
 
     def _suspect(self, store: ExtentStore, wanted_bytes: int = 0) -> None:
@@ -188,25 +184,6 @@ class Tier:
             else:
                 self._probe(store)
             self._say()
-
-    # --- lies ----------------------------------------------------------------------------------
-
-    def _judge(self, got: list[Got]) -> None:
-        read = [g for g in got if g.refused is None]
-        wrong = sum(g.wrong for g in read)
-        self._wrong_blocks += wrong
-        if read:
-            self._judged.append((time.monotonic(), wrong, len(read)))
-        while self._judged and self._judged[0][0] < time.monotonic() - LIES_WINDOW_S:
-            self._judged.popleft()
-
-    def _judged_wrong(self) -> int:
-        return sum(wrong for _, wrong, _ in self._judged)
-
-    def _lying(self) -> bool:
-        """Many blocks wrong, and most: that is the disk and not a block."""
-        wrong = self._judged_wrong()
-        return wrong >= LIES_MIN and 2 * wrong >= sum(count for _, _, count in self._judged)
 
     # --- jobs ----------------------------------------------------------------------------------
 
@@ -239,11 +216,11 @@ class Tier:
             blocks = tuple((g.slot, g.checksum, g.refused) for g in got)
             self._tell(ReadDone(message.token, blocks, details[0] if details else ""))
             with self._looking:
-                self._judge(got)
+                self._lies.add(got)
             failed = [g for g in got if g.refused is not None]
             if failed:
                 self._forget_missing(store, message)
-            if self._lying() or any(g.refused is Reason.DISK_UNAVAILABLE for g in got):
+            if self._lies.found or any(g.refused is Reason.DISK_UNAVAILABLE for g in got):
                 self._suspect(store)
         finally:
             self._give_back(store)
@@ -264,6 +241,11 @@ class Tier:
         refused = self._refused() or Reason.RESTORE_FAILED
         blocks = tuple((slot, None, refused) for _, _, slot in message.blocks)
         self._tell(ReadDone(message.token, blocks, self._detail or "called off"))
+
+    def file_of(self, uid: bytes) -> tuple[Path, Known] | None:
+        """The file of an extent that stands here, and what is in it; None for any other."""
+        store = self._store
+        return None if store is None else store.file_of(uid)
 
     def delete(self, uid: bytes) -> None:
         """Remove an extent; where the disk does not let it, the next opening does."""
@@ -308,7 +290,7 @@ class Tier:
             used,
             free,
             extents,
-            self._wrong_blocks,
+            self._lies.wrong_blocks,
         )
         if condition != self._told:
             self._told = condition
@@ -351,6 +333,3 @@ def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
-
-
-__all__ = ["CHECK_S", "Cancelled", "Tier"]
