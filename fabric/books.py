@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -148,11 +148,14 @@ class Claim:
     def of(cls, runs: Iterable[tuple[int, int, Slots]]) -> Claim:
         """The claim on these slots, given as (group, shard, slots); empty runs claim nothing."""
         some = [run for run in runs if len(run[2])]
-        arrays = [slots for _, _, slots in some] or [np.empty(0, dtype=np.int64)]
-        sizes = [0, *(len(slots) for _, _, slots in some)]
-        starts = np.cumsum(sizes[:-1], dtype=np.int64)[: len(some)]
-        return cls(tuple((group, shard) for group, shard, _ in some), starts, np.concatenate(arrays))
+        if len(some) == 1:
+            return cls((some[0][:2],), _FROM_THE_START, some[0][2])
+        starts = list(accumulate((len(slots) for _, _, slots in some), initial=0))[: len(some)]
+        slots = np.concatenate([slots for _, _, slots in some]) if some else np.empty(0, dtype=np.int64)
+        return cls(tuple((group, shard) for group, shard, _ in some), np.array(starts, dtype=np.int64), slots)
 
+
+_FROM_THE_START = np.zeros(1, dtype=np.int64)
 
 _NOTHING: dict[bytes, int] = {}
 
@@ -302,6 +305,11 @@ class Books:
         """The slots of usable objects in memory, by digest; -1 for what is elsewhere or nowhere."""
         get = self.ready.get((group, shard), _NOTHING).get
         return [get(digest, -1) for digest in digests]
+
+    def locate_all(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int] | None:
+        """:meth:`locate` where all must be usable and in memory; None if any is not."""
+        slots = list(map(self.ready.get((group, shard), _NOTHING).get, digests))
+        return None if None in slots else slots  # type: ignore[return-value] # mypy does not see that no None is left
 
     def columns(self, holder: str, incarnation: int, prompt: Prompt, shards: Sequence[int]) -> list[Column]:
         """What is here along a prompt, one column a group and shard that has anything."""
@@ -742,7 +750,7 @@ class Books:
         slots = claim.slots
         if not len(slots):
             return
-        if self.admission.limits or not self._leaving.isdisjoint(slots.tolist()):
+        if self.admission.limits or (self._leaving and not self._leaving.isdisjoint(slots.tolist())):
             for slot in slots.tolist():
                 self.unpin(self._owner(slot))
             return

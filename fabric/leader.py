@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .admission import PRIORITY_MAX, WaitingLine
+from .at_hand import AtHand, longest
 from .cause import absent_reason
 from .choosing import Choice, Terms, choose
 from .context import HolderContext, Recent
 from .disk import DiskDesk
 from .found import Hints
 from .kinds import Cause, Form, Reason, Status, cause_of
-from .leases import part_of
 from .messages import (
     Acquire,
     Answer,
@@ -52,7 +52,6 @@ from .replay import replay_of
 from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution, resolve, servable, usable_position
 from .segments import Router
-from .standing import StandingProofs
 from .wakes import Wake
 
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
@@ -160,8 +159,7 @@ class Leader:
     def __init__(self, ctx: HolderContext, disk: DiskDesk, parts: PartDesk) -> None:
         self.ctx = ctx
         self.disk = disk
-        self.parts = parts
-        self.standing = StandingProofs()
+        self.at_hand = AtHand(ctx, parts)
         self.recovering: dict[str, AcquireOp] = {}
         """What is brought into memory without a reader, by the request that asked for it."""
         self.ops: dict[str, AcquireOp] = {}
@@ -184,7 +182,12 @@ class Leader:
         if running is not None:
             running.client, running.background = client, False
             return
-        if self._grant_again(client, message):
+        answer = self.at_hand.answer(client, message)
+        if answer is not None:
+            if not message.probe:
+                self.ctx.tally.answered(message.prompt.n, answer, answer.tokens)
+            self._recent.put(message.request, answer)
+            self.ctx.send(client, answer)
             return
         op = self._new_op(client, message)
         if len(self.by_request) >= self.ctx.config.acquires_max:
@@ -206,30 +209,6 @@ class Leader:
             self._time_out(op, self._mates_silent)
         else:
             self._here_known(op)
-
-    def _grant_again(self, client: str, message: Acquire) -> bool:
-        """Answer by a proof that still stands; False where the question takes the whole path."""
-        ctx, prompt = self.ctx, message.prompt
-        plain = not (message.graph or message.explain or message.prefetch or ctx.config.verify_always)
-        if not plain or ctx.bypassed or self.parts.lease_refusal(prompt) is not None:
-            return False
-        standing = self.standing.find(message, ctx.books)
-        if standing is None or standing.answer.tokens < message.min_tokens:
-            return False
-        grant = None
-        if not message.probe:
-            record = self.parts.lease(ctx.config.holder, self._part_grant("", client, message), standing.proof, prompt)
-            part = part_of(record, ctx.config.holder, ctx.incarnation)
-            grant = LeaseGrant(
-                ctx.config.holder, record.lease, standing.answer.tokens, record.deadline_s, prompt.weights, (part,)
-            )
-        answer = replace(standing.answer, request=message.request, grant=grant)
-        if not message.probe:
-            ctx.tally.answered(prompt.n, answer, answer.tokens)
-            self.granted(message, answer.tokens)
-        self._recent.put(message.request, answer)
-        ctx.send(client, answer)
-        return True
 
     def _part_grant(self, op: str, client: str, message: Acquire) -> PartGrant:
         return PartGrant(op, min(message.lease_s, self.ctx.config.lease_s_max), message.graph, client)
@@ -320,7 +299,7 @@ class Leader:
 
     def _best(self, op: AcquireOp) -> int:
         """The highest position that the grid allows."""
-        return max(op.request.prompt.n - 1, 0) // self.ctx.model.grid_tokens * self.ctx.model.grid_tokens
+        return longest(self.ctx.model, op.request.prompt.n)
 
     def _ask_directory(self, op: AcquireOp) -> None:
         op.directory_asked = True
@@ -776,7 +755,7 @@ class Leader:
         )
         answer = self._finish(op, op.tokens, grant=grant)
         if record is not None and len(op.plans) == 1 and not op.sources and self._whole(op, answer):
-            self.standing.put(op.request, record.proof, answer)
+            self.at_hand.standing.put(op.request, record.proof, answer.tokens_lost_to_alignment)
 
     def _whole(self, op: AcquireOp, answer: Answer) -> bool:
         """Whether nothing anywhere could give this request more, so that all of it is on its readers' own holders."""

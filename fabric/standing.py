@@ -8,10 +8,10 @@ looks at every slot. Whatever differs, in the request or in a slot, takes the wh
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .books import Books
-from .messages import Acquire, Answer, Prompt
+from .messages import Acquire, Prompt
 from .passport import Abi
 from .validation import Proof
 
@@ -28,8 +28,7 @@ class Standing:
     abis: tuple[Abi, ...]
     readers: tuple[str, ...]
     proof: Proof
-    answer: Answer
-    """Without a grant: that is each lease's own."""
+    tokens_lost_to_alignment: int
 
 
 class StandingProofs:
@@ -44,16 +43,18 @@ class StandingProofs:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, request: Acquire, proof: Proof, answer: Answer) -> None:
+    def put(self, request: Acquire, proof: Proof, tokens_lost_to_alignment: int = 0) -> Standing:
         """Keep what was granted; nothing that alone is larger than all there may be."""
+        standing = Standing(request.prompt, request.abis, request.readers, proof, tokens_lost_to_alignment)
         key = _key(request.prompt)
         self._drop(key)
         if len(proof.claim.slots) > self._slots_max:
-            return
-        self._kept[key] = Standing(request.prompt, request.abis, request.readers, proof, replace(answer, grant=None))
+            return standing
+        self._kept[key] = standing
         self._slots += len(proof.claim.slots)
         while len(self._kept) > self._proofs_max or self._slots > self._slots_max:
             self._drop(next(iter(self._kept)))
+        return standing
 
     def find(self, request: Acquire, books: Books) -> Standing | None:
         """What was granted for the same prompt to the same readers, if its proof still stands."""

@@ -13,10 +13,12 @@ one; a lease is built from nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 
 import numpy as np
+import numpy.typing as npt
 
 from .arena import PAGE_BYTES, SlotState
 from .books import Books, Claim, Slots
@@ -64,7 +66,11 @@ class HeldRun:
 Held = dict[tuple[int, int], HeldRun]
 """The objects of one share, by (group, shard)."""
 
+Mask = npt.NDArray[np.bool_]
+
 _MINT = object()
+_ANY = -1
+"""Stands for a group whose revision nothing binds; revisions are not negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class Proof:
         shards: tuple[int, ...],
         verdicts: tuple[Verdict, ...],
         runs: tuple[ProvenRun, ...],
+        claim: Claim,
         headers: bytes,
     ) -> None:
         if mint is not _MINT:
@@ -114,9 +121,11 @@ class Proof:
         self.shards = shards
         self.verdicts = verdicts
         self.runs = runs
-        self.claim = Claim.of((run.group, run.shard, run.slots) for run in runs)
+        self.claim = claim
+        blob, ends = claim.slots.astype("<u4").tobytes(), accumulate(4 * len(run.slots) for run in runs)
         self.parts = tuple(
-            SlotRun(run.group, run.shard, run.indices, run.slots.astype("<u4").tobytes(), run.versions) for run in runs
+            SlotRun(run.group, run.shard, run.indices, blob[end - 4 * len(run.slots) : end], run.versions)
+            for run, end in zip(runs, ends, strict=True)
         )
         """The runs as a reader is told them."""
         self._headers = headers
@@ -138,88 +147,124 @@ def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
     return Verdict(Layer.WHOLE_BLOCK)
 
 
-def abi(abis: Sequence[Abi], held: Held, books: Books) -> Verdict:
+class Share:
+    """One holder's share laid out as arrays: the held slots, group by group, and what the books record of them."""
+
+    def __init__(self, held: Held, books: Books, abis: Sequence[Abi]) -> None:
+        for run in held.values():
+            run.sort()
+        self.books = books
+        self.held = held
+        self.runs = [(group, shard, run) for (group, shard), run in sorted(held.items()) if run.slots]
+        self._counts = [len(run.slots) for _, _, run in self.runs]
+        starts = np.array(list(accumulate(self._counts, initial=0))[:-1], dtype=np.int64)
+        self.slots = np.array(list(chain.from_iterable(run.slots for _, _, run in self.runs)), dtype=np.int64)
+        self.claim = Claim(tuple((group, shard) for group, shard, _ in self.runs), starts, self.slots)
+        self._abi_numbers = books.abi_numbers[self.slots]
+        self._refusals = list(self._refused_abis(abis))
+
+    def _refused_abis(self, abis: Sequence[Abi]) -> Iterator[tuple[int, int, Reason]]:
+        """What does not join the reader's ABI: the run's place, the ABI's number, why."""
+        numbers = self._abi_numbers
+        firsts = numbers[self.claim.starts]
+        if (numbers == self.by_run(firsts)).all():
+            found = enumerate(firsts.tolist())
+        else:
+            ends = [*self.claim.starts[1:], len(numbers)]
+            spans = zip(self.claim.starts, ends, strict=True)
+            found = iter([(place, n) for place, (a, b) in enumerate(spans) for n in np.unique(numbers[a:b]).tolist()])
+        for place, number in found:
+            refusal = abi_refusal(self.books.abis[number], abis[self.runs[place][0]])
+            if refusal is not None:
+                yield place, number, refusal
+
+    def by_run(self, values: Sequence[int] | Slots) -> Slots:
+        """A value a run, repeated for each of its slots."""
+        return np.repeat(values, self._counts)
+
+    def joins(self, reason: Reason) -> Mask:
+        """Which slots' ABIs are not refused for this reason."""
+        good = np.ones(len(self.slots), dtype=np.bool_)
+        for place, number, why in self._refusals:
+            if why is reason:
+                good &= ~((self.by_run(range(len(self.runs))) == place) & (self._abi_numbers == number))
+        return good
+
+    def verdict(self, layer: Layer, reason: Reason, good: Mask) -> Verdict | None:
+        """The refusal of the first slot that is not good; None if all are."""
+        if good.all():
+            return None
+        at = int(np.flatnonzero(~good)[0])
+        for (group, shard, run), count in zip(self.runs, self._counts, strict=True):
+            if at < count:
+                return Verdict(layer, reason, group, shard, run.indices[at])
+            at -= count
+        raise AssertionError("a mask is as long as the slots")
+
+
+def abi(share: Share) -> Verdict:
     """Every record's passport joins the reader's."""
-    for (group, shard), run in held.items():
-        for number in books.abi_numbers_of(run.array):
-            if abi_refusal(books.abis[number], abis[group]) is Reason.ABI_MISMATCH:
-                good = books.abi_numbers[run.array] != number
-                return _first_wrong(Layer.ABI, Reason.ABI_MISMATCH, (group, shard), run, good)
-    return Verdict(Layer.ABI)
+    wrong = share.verdict(Layer.ABI, Reason.ABI_MISMATCH, share.joins(Reason.ABI_MISMATCH))
+    return wrong or Verdict(Layer.ABI)
 
 
 def intersection(
-    model: ModelSpec,
-    tokens: int,
-    *,
-    shards: Sequence[int],
-    revisions: Sequence[int | None],
-    held: Held,
-    books: Books,
+    model: ModelSpec, tokens: int, share: Share, *, shards: Sequence[int], revisions: Sequence[int | None]
 ) -> Verdict:
     """Everything needed at the position is held, sealed at the recorded version, of one revision."""
+    books, slots = share.books, share.slots
     arena = books.arena
     for group, ranges in enumerate(needs(model, tokens)):
-        wanted = [index for r in ranges for index in r]
+        wanted = list(chain.from_iterable(ranges))
         for shard in shards:
-            run = held.get((group, shard), _NOTHING_HELD)
+            run = share.held.get((group, shard), _NOTHING_HELD)
             if run.indices != wanted:
                 missing = sorted(set(wanted).difference(run.indices))
                 if missing:
                     reason = absent_reason(model.groups[group].kind, state=model.groups[group].form is Form.STATE)
                     return Verdict(Layer.INTERSECTION, reason, group, shard, missing[0])
-            slots = run.array
-            good = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == SlotState.SEALED)
-            if not good.all():
-                return _first_wrong(Layer.INTERSECTION, Reason.VERSION_CHANGED, (group, shard), run, good)
-            revision = revisions[group]
-            if revision is not None:
-                good = books.revisions[slots] == revision
-                if not good.all():
-                    reason = stale_reason(model.groups[group].kind, state=model.groups[group].form is Form.STATE)
-                    return _first_wrong(Layer.INTERSECTION, reason, (group, shard), run, good)
+    good = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == SlotState.SEALED)
+    wrong = share.verdict(Layer.INTERSECTION, Reason.VERSION_CHANGED, good)
+    if wrong is not None:
+        return wrong
+    recorded = books.revisions[slots]
+    bound = [(_ANY if revisions[group] is None else revisions[group]) for group, _, _ in share.runs]
+    asked = share.by_run(np.array(bound, dtype=np.int64))
+    good = (recorded == asked) | (asked == _ANY)
+    if not good.all():
+        at = share.verdict(Layer.INTERSECTION, Reason.VERSION_CHANGED, good)
+        assert at is not None
+        spec = model.groups[at.group]
+        return replace(at, reason=stale_reason(spec.kind, state=spec.form is Form.STATE))
     return Verdict(Layer.INTERSECTION)
 
 
-def alignment(model: ModelSpec, abis: Sequence[Abi], held: Held, books: Books, digests: dict[int, bytes]) -> Verdict:
+def alignment(model: ModelSpec, share: Share, digests: dict[int, bytes]) -> Verdict:
     """Address and length fit; where the bytes were digested, the digest is the recorded one.
 
     ``digests``: slot -> checksum of the bytes as they lie there now.
     """
+    books, slots = share.books, share.slots
     arena = books.arena
-    for (group, shard), run in held.items():
-        spec = model.groups[group]
-        slots = run.array
-        good = books.lengths[slots] == spec.block_bytes
-        for number in books.abi_numbers_of(slots):
-            if abi_refusal(books.abis[number], abis[group]) is Reason.MISALIGNED:
-                good &= books.abi_numbers[slots] != number
-        if PAGE_BYTES % spec.alignment_bytes and spec.alignment_bytes > PAGE_BYTES:
-            good &= _offsets(books, slots) % spec.alignment_bytes == 0
-        if not good.all():
-            return _first_wrong(Layer.ALIGNMENT, Reason.MISALIGNED, (group, shard), run, good)
-        recorded = arena.checksums[slots].view("<u8").reshape(-1, 2)
-        good = (recorded == books.checksums[slots]).all(axis=1) & (arena.lengths[slots] == books.lengths[slots])
-        for place, slot in enumerate(run.slots if digests else ()):
-            if slot in digests and digests[slot] != books.checksums[slot].tobytes():
-                good[place] = False
-        if not good.all():
-            return _first_wrong(Layer.ALIGNMENT, Reason.CHECKSUM_MISMATCH, (group, shard), run, good)
-    return Verdict(Layer.ALIGNMENT)
+    lengths = books.lengths[slots]
+    good = lengths == share.by_run([model.groups[group].block_bytes for group, _, _ in share.runs])
+    good &= share.joins(Reason.MISALIGNED)
+    large = [model.groups[group].alignment_bytes for group, _, _ in share.runs]
+    if any(PAGE_BYTES % size and size > PAGE_BYTES for size in large):
+        good &= (_offsets(books, slots) % share.by_run(large) == 0) | (share.by_run(large) <= PAGE_BYTES)
+    wrong = share.verdict(Layer.ALIGNMENT, Reason.MISALIGNED, good)
+    if wrong is not None:
+        return wrong
+    recorded = arena.checksums[slots].view("<u8").reshape(-1, 2)
+    good = (recorded == books.checksums[slots]).all(axis=1) & (arena.lengths[slots] == lengths)
+    for place, slot in enumerate(slots.tolist() if digests else ()):
+        if slot in digests and digests[slot] != books.checksums[slot].tobytes():
+            good[place] = False
+    return share.verdict(Layer.ALIGNMENT, Reason.CHECKSUM_MISMATCH, good) or Verdict(Layer.ALIGNMENT)
 
 
 def _offsets(books: Books, slots: Slots) -> Slots:
     return np.array([books.arena.layout.offset_of(slot) for slot in slots.tolist()], dtype=np.int64)
-
-
-def _first_wrong(
-    layer: Layer,
-    reason: Reason,
-    where: tuple[int, int],
-    run: HeldRun,
-    good: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> Verdict:
-    return Verdict(layer, reason, *where, run.indices[int(np.flatnonzero(~good)[0])])
 
 
 _NOTHING_HELD = HeldRun()
@@ -238,22 +283,31 @@ def prove(
     digests: dict[int, bytes],
 ) -> Proof | Verdict:
     """All four layers over what is materialised; the first refusal, or the proof."""
-    for run in held.values():
-        run.sort()
+    share = Share(held, books, abis)
     verdicts = []
-    for verdict in (
-        whole_block(model, tokens, n),
-        abi(abis, held, books),
-        intersection(model, tokens, shards=shards, revisions=revisions, held=held, books=books),
-        alignment(model, abis, held, books, digests),
+    for layer in (
+        lambda: whole_block(model, tokens, n),
+        lambda: abi(share),
+        lambda: intersection(model, tokens, share, shards=shards, revisions=revisions),
+        lambda: alignment(model, share, digests),
     ):
+        verdict = layer()
         if not verdict.passed:
             return verdict
         verdicts.append(verdict)
-    runs = []
-    for (group, shard), run in sorted(held.items()):
-        slots = run.array
-        runs.append(ProvenRun(group, shard, tuple(run.indices), slots, books.versions[slots].tobytes()))
-    slots = np.concatenate([run.slots for run in runs])
-    headers = books.arena.headers[slots].tobytes()
-    return Proof(_MINT, tokens=tokens, shards=shards, verdicts=tuple(verdicts), runs=tuple(runs), headers=headers)
+    versions = books.versions[share.slots].tobytes()
+    runs, at = [], 0
+    for group, shard, run in share.runs:
+        end = at + len(run.slots)
+        runs.append(ProvenRun(group, shard, tuple(run.indices), share.slots[at:end], versions[8 * at : 8 * end]))
+        at = end
+    headers = books.arena.headers[share.slots].tobytes()
+    return Proof(
+        _MINT,
+        tokens=tokens,
+        shards=shards,
+        verdicts=tuple(verdicts),
+        runs=tuple(runs),
+        claim=share.claim,
+        headers=headers,
+    )

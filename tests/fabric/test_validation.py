@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvfabric
+from kvfabric.fabric.books import Claim
 from kvfabric.fabric.invariants import check
 from kvfabric.fabric.kinds import Form, Layer, ObjectKind, ProtocolError, Reason, Status
 from kvfabric.fabric.model import ModelSpec
@@ -254,7 +255,7 @@ def test_alignment_refuses_bytes_that_digest_otherwise(world: Holders) -> None:
 
 def test_a_proof_is_made_by_prove_alone() -> None:
     with pytest.raises(ProtocolError, match="prove"):
-        Proof(object(), tokens=16, shards=(0,), verdicts=(), runs=(), headers=b"")
+        Proof(object(), tokens=16, shards=(0,), verdicts=(), runs=(), claim=Claim.of(()), headers=b"")
 
 
 @cache
@@ -288,18 +289,14 @@ def test_a_lease_is_built_only_from_a_proof() -> None:
     assert calls_of("LeaseRecord") == {("leases.py", "grant")}
     assert calls_of("LeaseBook") == {("context.py", "__init__")}
     assert calls_of("grant") == {("parts.py", "lease")}
-    assert calls_of("prove") == {("parts.py", "_prove")}
+    assert calls_of("prove") == {("parts.py", "_prove"), ("at_hand.py", "_proof")}
     assert calls_of("no_such_function_anywhere") == set()
 
 
 def test_a_lease_grant_leaves_a_holder_only_after_all_shares_were_granted() -> None:
-    assert calls_of("LeaseGrant") == {("leader.py", "part_granted"), ("leader.py", "_grant_again")}
+    assert calls_of("LeaseGrant") == {("leader.py", "part_granted"), ("at_hand.py", "answer")}
     assert calls_of("LeasePart") == {("leases.py", "part_of")}
-    assert calls_of("part_of") == {("parts.py", "grant"), ("leader.py", "_grant_again")}
-
-
-def test_a_standing_proof_grants_only_at_the_start_of_an_acquire() -> None:
-    assert calls_of("_grant_again") == {("leader.py", "start")}
+    assert calls_of("part_of") == {("parts.py", "grant"), ("at_hand.py", "answer")}
 
 
 def test_what_was_proven_is_what_is_leased(world: Holders) -> None:
