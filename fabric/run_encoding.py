@@ -64,6 +64,10 @@ def unpack_indices(plain: Any) -> tuple[int, ...]:
     """The indices that runs stand for. Raises WireError for anything else."""
     if type(plain) is not list or len(plain) % 2 or not {int}.issuperset(map(type, plain)):
         raise WireError("runs of indices are expected")
+    if len(plain) == 2 and plain[1] > 0:
+        first, count = plain
+        _expand(count)
+        return tuple(range(first, first + count))
     counts = plain[1::2]
     if counts and min(counts) < 1:
         raise WireError("a run of indices has at least one")

@@ -20,7 +20,7 @@ from itertools import accumulate, chain
 import numpy as np
 import numpy.typing as npt
 
-from .arena import PAGE_BYTES, SlotState
+from .arena import PAGE_BYTES, Arena, SlotState
 from .books import Books, Claim, Slots
 from .cause import absent_reason, stale_reason
 from .kinds import Form, Layer, ProtocolError, Reason
@@ -137,7 +137,7 @@ class Proof:
         that serve, and whose headers are the ones that were proven, are the ones that were proven.
         """
         slots = self.claim.slots
-        return bool(books.serving[slots].all()) and books.arena.headers[slots].tobytes() == self._headers
+        return bool(books.serving[slots].all()) and headers_of(books.arena, slots) == self._headers
 
 
 def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
@@ -267,6 +267,20 @@ def _offsets(books: Books, slots: Slots) -> Slots:
     return np.array([books.arena.layout.offset_of(slot) for slot in slots.tolist()], dtype=np.int64)
 
 
+def headers_of(arena: Arena, slots: Slots) -> bytes:
+    """The headers of slots, one after the other. Many in few rows are copied by rows, which is far faster."""
+    headers = arena.headers
+    if len(slots) >= MANY_SLOTS:
+        ends = np.flatnonzero(np.diff(slots, append=-2) != 1) + 1
+        if len(ends) <= len(slots) // MANY_SLOTS * ROWS_MAX:
+            rows = zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
+            return b"".join([headers[int(slots[a]) : int(slots[b - 1]) + 1].tobytes() for a, b in rows])
+    return headers[slots].tobytes()
+
+
+MANY_SLOTS = 1024
+ROWS_MAX = 64
+
 _NOTHING_HELD = HeldRun()
 
 
@@ -301,7 +315,7 @@ def prove(
         end = at + len(run.slots)
         runs.append(ProvenRun(group, shard, tuple(run.indices), share.slots[at:end], versions[8 * at : 8 * end]))
         at = end
-    headers = books.arena.headers[share.slots].tobytes()
+    headers = headers_of(books.arena, share.slots)
     return Proof(
         _MINT,
         tokens=tokens,
