@@ -13,9 +13,10 @@ one; a lease is built from nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -168,17 +169,17 @@ class Share:
         numbers = self._abi_numbers
         firsts = numbers[self.claim.starts]
         if (numbers == self.by_run(firsts)).all():
-            found = enumerate(firsts.tolist())
+            found: Iterable[tuple[int, int]] = enumerate(firsts.tolist())
         else:
             ends = [*self.claim.starts[1:], len(numbers)]
             spans = zip(self.claim.starts, ends, strict=True)
-            found = iter([(place, n) for place, (a, b) in enumerate(spans) for n in np.unique(numbers[a:b]).tolist()])
+            found = [(place, n) for place, (a, b) in enumerate(spans) for n in np.unique(numbers[a:b]).tolist()]
         for place, number in found:
             refusal = abi_refusal(self.books.abis[number], abis[self.runs[place][0]])
             if refusal is not None:
                 yield place, number, refusal
 
-    def by_run(self, values: Sequence[int] | Slots) -> Slots:
+    def by_run(self, values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A value a run, repeated for each of its slots."""
         return np.repeat(values, self._counts)
 
@@ -299,12 +300,13 @@ def prove(
     """All four layers over what is materialised; the first refusal, or the proof."""
     share = Share(held, books, abis)
     verdicts = []
-    for layer in (
+    layers: tuple[Callable[[], Verdict], ...] = (
         lambda: whole_block(model, tokens, n),
         lambda: abi(share),
         lambda: intersection(model, tokens, share, shards=shards, revisions=revisions),
         lambda: alignment(model, share, digests),
-    ):
+    )
+    for layer in layers:
         verdict = layer()
         if not verdict.passed:
             return verdict
