@@ -186,6 +186,7 @@ class Leader:
         if answer is not None:
             if not message.probe:
                 self.ctx.tally.answered(message.prompt.n, answer, answer.tokens)
+                self.granted(message, answer.tokens)
             self._recent.put(message.request, answer)
             self.ctx.send(client, answer)
             return
