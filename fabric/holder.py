@@ -404,10 +404,12 @@ class HolderCore:
     def _mate_gone(self, message: HolderGone) -> None:
         """A holder died: a lease that it shared is over on every rank, but for what a graph may still read.
 
-        What is held here for its requests is let go: nothing that it reads from now on can be proven to it.
+        What is held here for its requests is let go: nothing that it reads from now on can be proven to it. Who waits
+        for it waits no longer.
         """
-        self.pins.peer_gone(message.holder)
-        self.parts.leader_gone(message.holder)
+        self.pins.holder_gone(message.holder)
+        self.parts.holder_gone(message.holder)
+        self.leader.holder_gone(message.holder)
         for record in list(self.ctx.leases.live.values()):
             shared = record.leader == message.holder or any(holder == message.holder for holder, _ in record.mates)
             if shared and not record.graph:

@@ -866,7 +866,14 @@ class Leader:
             else:
                 self._mates_silent(op)
         elif any(plan.holder == peer for plan in op.plans):
-            self._parts_silent(op)
+            op.view.unreachable.add(peer)
+            self._undo(op)
+            self._finish(op, 0, refused=Reason.HOLDER_LOST)
+
+    def holder_gone(self, holder: str) -> None:
+        """The supervisor says a holder died: every exchange that waits for it is told, as if it could not be reached."""
+        for name in list(self.ops):
+            self.unreachable(holder, name)
 
     # --- answers -------------------------------------------------------------------------------
 

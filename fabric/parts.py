@@ -701,10 +701,13 @@ class PartDesk:
             return Reason.WEIGHTS_MISMATCH
         return None if ctx.books.admission.may_lease(prompt.tenant) else Reason.QUOTA
 
-    def leader_gone(self, leader: str) -> None:
-        """Nobody will grant the shares of a leader that died."""
-        for op in [op for op, part in self.open_parts.items() if part.leader == leader]:
-            self.let_go(op)
+    def holder_gone(self, holder: str) -> None:
+        """Nobody will grant the shares of a leader that died, and a source that died sends nothing more."""
+        for op, part in list(self.open_parts.items()):
+            if part.leader == holder:
+                self.let_go(op)
+            else:
+                self.unreachable(holder, op)
 
     def let_go(self, op: str) -> None:
         """End a share; what is in flight still runs to its end, and keeps what it copies from."""

@@ -279,9 +279,9 @@ class PinDesk:
         self.open.pop((pin.peer, pin.request.op), None)
         self._release(pin)
 
-    def peer_gone(self, peer: str) -> None:
-        """The requester died: nobody will end its pins. One that lives on unseen gets no proof of what it reads."""
-        for key, pin in [(key, pin) for key, pin in self.open.items() if key[0] == peer]:
+    def holder_gone(self, holder: str) -> None:
+        """A requester died: nobody will end its pins. One that lives on unseen gets no proof of what it reads."""
+        for key, pin in [(key, pin) for key, pin in self.open.items() if key[0] == holder]:
             self._drop(key, pin)
 
     def _drop(self, key: tuple[str, str], pin: SourcePin) -> None:

@@ -3,7 +3,8 @@
 Each object that lies elsewhere is copied to its registered slot, digested, and becomes the visible
 one; the old copy leaves once nobody pins it. What sits in a registered slot makes room if it may; if
 it may not (a lease or another graph holds it), the share is refused and the engine runs eagerly.
-Several rounds: a slot that another object of the share must leave first is free in the next.
+Several rounds: a slot that another object of the share must leave first is free in the next. Objects that only
+wait for each other's slots go round by one spare slot.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Placer:
             refuse(Reason.GRAPH_FROZEN, 0)
             return True
         moves: dict[int, Move] = {}
-        held_up: int | None = None
+        held_up: list[tuple[int, int]] = []
         for (group, shard), run in held.items():
             baked_in = graph.slots.get((group, shard), {})
             for place, (index, slot) in enumerate(zip(run.indices, run.slots, strict=True)):
@@ -74,17 +75,40 @@ class Placer:
                 if self._can_leave(wanted):
                     moves[wanted] = self._move(run, place, slot)
                 else:
-                    held_up = group
-        if not moves:
-            if held_up is not None:
-                refuse(Reason.PINNED, held_up)
+                    held_up.append((group, wanted))
+        if not moves and not held_up:
             return True
-        lacking = self.ctx.books.admission.lacking(move.new for move in moves.values())
+        detour = None if moves else self._detour(held, {slot for _, slot in held_up})
+        if detour is not None:
+            lacking = self.ctx.books.lacking([detour.new])
+        elif moves:
+            lacking = self.ctx.books.admission.lacking(move.new for move in moves.values())
+        else:
+            refuse(Reason.PINNED, held_up[0][0])
+            return True
         if lacking is not None:
             refuse(lacking.reason, lacking.group)
             return True
+        for slot, move in moves.items():
+            self.ctx.books.reserve_at(move.new, slot)
+        if detour is not None:
+            self.ctx.books.reserve(detour.new)
+            moves[detour.new.slot] = detour
         self._start(Placing(moves, digests, refuse, then))
         return False
+
+    def _detour(self, held: Held, wanted: set[int]) -> Move | None:
+        """The move out of the way of one of the share's own objects, which nobody else holds; None: others hold all.
+
+        No slot that is free or may be freed is wanted here, or its object would have moved there. So this one goes
+        to a slot that nobody waits for, and every such round lets one more object reach its place.
+        """
+        for run in held.values():
+            for place, slot in enumerate(run.slots):
+                occupant = self.ctx.books.owner[slot]
+                if slot in wanted and occupant is not None and occupant.pins == 1:
+                    return self._move(run, place, slot)
+        return None
 
     def _can_leave(self, slot: int) -> bool:
         """Whether a registered slot is free, or what sits there may be evicted."""
@@ -111,9 +135,8 @@ class Placer:
         ctx = self.ctx
         token = ctx.number()
         pairs = []
-        for wanted, move in placing.moves.items():
-            ctx.books.reserve_at(move.new, wanted)
-            pairs.append(Pair(move.old.slot, wanted, move.old.length))
+        for slot, move in placing.moves.items():
+            pairs.append(Pair(move.old.slot, slot, move.old.length))
         self._rounds[token] = placing
         deadline_s = ctx.now + ctx.config.transfer_timeout_s
         ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s))

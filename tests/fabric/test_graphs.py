@@ -68,6 +68,51 @@ def test_another_prompt_is_brought_to_the_very_slots_of_the_graph(world: OneHold
     assert check(world.core) == []
 
 
+def stored_again(world: OneHolder, tokens: range, seed: int) -> None:
+    """Drop a prompt and store it anew: it takes the same slots in another order."""
+    objects = tuple(Objects(group, 0, tuple(range(4)), world.keys(tokens).keys(4)[:128]) for group in (0, 1))
+    assert world.ask(Drop(world.name(), objects)).refused is None
+    world.store(tokens, seed=seed)
+
+
+def test_objects_that_lie_in_one_anothers_slots_are_brought_to_those_of_the_graph(world: OneHolder) -> None:
+    graph, capture = captured(world)
+    stored_again(world, P, seed=1)
+    now = world.granted(P)
+    expected = contents(world, now)
+    assert slots_of(now) != slots_of(capture)
+    blocks = [{slot for (group, _), slot in slots_of(grant).items() if group == 0} for grant in (now, capture)]
+    assert blocks[0] == blocks[1], "the control: a permutation"
+    # A slot that another lease holds too cannot be vacated, however many rounds there were.
+    answer = world.acquire(P, graph=True, graphs=(("n0", graph),))
+    assert answer.grant is None
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.PINNED
+    world.ask(Release(world.name(), now.lease, None))
+    grant = world.granted(P, graph=True, graphs=(("n0", graph),))
+    assert slots_of(grant) == slots_of(capture)
+    assert contents(world, grant) == expected
+    assert check(world.core) == []
+    world.ask(Release(world.name(), grant.lease, None))
+    assert accounting(world.core).pins == 0
+
+
+def test_without_a_spare_slot_objects_that_lie_in_one_anothers_are_refused(world: OneHolder) -> None:
+    graph, _ = captured(world)
+    world.store(R, seed=3)
+    others = [world.granted(Q), world.granted(R)]
+    stored_again(world, P, seed=1)
+    answer = world.acquire(P, graph=True, graphs=(("n0", graph),))
+    assert answer.grant is None
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.ADMISSION_LIMIT
+    assert check(world.core) == []
+    for other in others:
+        world.ask(Release(world.name(), other.lease, None))
+    assert world.acquire(P, graph=True, graphs=(("n0", graph),)).grant is not None
+    assert check(world.core) == []
+
+
 def test_addresses_and_contents_stand_while_stores_and_evictions_run_beside(world: OneHolder) -> None:
     graph, _ = captured(world)
     grant = world.granted(P, graph=True, graphs=(("n0", graph),))

@@ -12,8 +12,10 @@ from kvfabric.fabric.invariants import accounting, check
 from kvfabric.fabric.kinds import Reason, Status
 from kvfabric.fabric.leases import grace_s, read_refusal
 from kvfabric.fabric.messages import (
+    Answer,
     HolderGone,
     LeaseGrant,
+    MateColumns,
     PartGrant,
     PartGranted,
     PartOpen,
@@ -293,6 +295,22 @@ def test_what_a_dead_leader_reserved_at_a_rank_is_let_go(ranks: Holders) -> None
     ranks.feed("n1", Received("supervisor", HolderGone("n0", 1)))
     assert accounting(ranks.cores["n1"]).pins == 0
     assert check(ranks.cores["n1"]) == []
+
+
+@pytest.mark.parametrize("silent", [MateColumns, PartReply, PartGranted])
+def test_who_waits_for_a_rank_that_died_waits_no_longer(ranks: Holders, silent: type) -> None:
+    ranks.hold_back = lambda sender, _, record: sender == "n1" and isinstance(record, silent)
+    assert ranks.acquire("n0", P, readers=RANKS, patient=True) is None
+    began_s = ranks.now
+    ranks.feed("n0", Received("supervisor", HolderGone("n2", 1)))
+    assert not any(isinstance(reply, Answer) for reply in ranks.replies), "n2 takes no part"
+    ranks.feed("n0", Received("supervisor", HolderGone("n1", 1)))
+    (answer,) = [reply for reply in ranks.replies if isinstance(reply, Answer)]
+    assert (answer.tokens, answer.grant, ranks.now) == (0, None, began_s)
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.HOLDER_LOST
+    assert accounting(ranks.cores["n0"]).pins == 0
+    assert check(ranks.cores["n0"]) == []
 
 
 def test_what_a_source_pinned_for_a_dead_reader_is_let_go() -> None:

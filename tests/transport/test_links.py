@@ -20,6 +20,8 @@ import pytest
 
 from kvfabric.transport.digest import checksum
 
+from .hosts import bring_up, cut, needs_namespaces, two_hosts
+
 SCRIPT = Path(__file__).with_name("peer_process.py")
 SLOT_BYTES = 1 << 20
 BIG = list(range(48))
@@ -326,45 +328,10 @@ def test_a_region_of_another_kind_is_refused(start: Start, kind: str, pair: tupl
     assert reader.ask("fetch", source.region, [[0, 0, 9]], 5)["failures"] == [None]
 
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or subprocess.run(["which", "ip"], capture_output=True, check=False).returncode != 0,
-    reason="network namespaces need root and iproute2",
-)
-
-
 @pytest.fixture
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces joined by a pair of devices named as they are."""
-    names = (f"kvf{os.getpid()}a", f"kvf{os.getpid()}b")
-    first, second = names
-    script = [f"netns add {first}", f"netns add {second}"]
-    script += [f"link add {first} netns {first} type veth peer name {second} netns {second}"]
-    for number, name in enumerate(names, 1):
-        script += [f"-n {name} addr add 10.91.7.{number}/24 dev {name}"]
-        script += [f"-n {name} link set {device} up" for device in (name, "lo")]
-    try:
-        for line in script:
-            subprocess.run(["ip", *line.split()], check=True)
-        for name in names:
-            bring_up(name)
+    with two_hosts() as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-
-def bring_up(namespace: str) -> None:
-    """Set the device up and wait until it carries."""
-    subprocess.run(["ip", "-n", namespace, "link", "set", namespace, "up"], check=True)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        shown = subprocess.run(
-            ["ip", "-n", namespace, "-br", "link", "show", namespace], capture_output=True, text=True
-        )
-        if shown.stdout.split()[1] == "UP":
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{namespace} does not come up")
 
 
 @needs_namespaces
@@ -381,12 +348,12 @@ def test_a_cut_link_is_a_typed_failure_and_reads_go_on_when_it_is_back(
     reader.tell("fetch_until_failure", source.region, pairs_of(BIG), 60)
     for _ in range(3):
         assert reader.hear() == "fetching"
-    subprocess.run(["ip", "-n", here, "link", "set", here, "down"], check=True)
-    cut = time.monotonic()
+    cut(here)
+    was_cut = time.monotonic()
     got = reader.hear()
     while got == "fetching":
         got = reader.hear()
-    assert time.monotonic() - cut < 20
+    assert time.monotonic() - was_cut < 20
     assert set(got["failures"]) <= {None, "peer_lost"}
     assert wait_quiet(reader, got["tokens"], 10)
     bring_up(here)
