@@ -145,6 +145,7 @@ class Holder(Service):
             attempt_ttl_s=spec.attempt_ttl_s,
             limits=spec.limits.byte_limits(spec.model),
             quotas=quotas(spec.limits.by_tenant),
+            move_bytes_per_s=None if spec.node_bytes_per_s is None else spec.node_bytes_per_s / spec.holders_per_node,
             **restore_settings(spec.disk),
         )
         self.core = HolderCore(
@@ -540,6 +541,7 @@ class Holder(Service):
             "restoring": desk.restoring,
             "restores_waiting": desk.waiting,
             "restores_in_line": len(desk.line),
+            "moves_waiting": len(self.core.flow),
             "restore_bytes_per_s": round(desk.rate.bytes_per_s),
         }
 

@@ -243,6 +243,8 @@ class FabricSpec(BaseModel):
     place: ``memory_bytes`` is then the tier G1 and this G2. What is swapped out goes there before it goes to disk.
     ``directory_shards``: how many processes the directory is spread over.
     ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
+    ``node_bytes_per_s``: what a node's holders may move together in a second, restores, fetches, copies between
+    tiers, writes, drains and uploads, live requests first; each holder has an even share of it. None for no limit.
     ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
@@ -263,6 +265,7 @@ class FabricSpec(BaseModel):
     host_memory_bytes: int | None = Field(default=None, ge=1 << 16)
     host_slots: dict[str, int] = Field(default_factory=dict)
     holders_per_node: int = Field(default=1, ge=1, le=64)
+    node_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     directory_shards: int = Field(default=1, ge=1, le=DIRECTORY_SHARDS_MAX)
     node_resource: str | tuple[str, ...] | None = None
     node_slots: dict[str, dict[str, int]] = Field(default_factory=dict)

@@ -93,6 +93,8 @@ class HolderConfig:
     graph_check_s: float = 10.0
     restore_bytes_per_s: float = 1e9
     host_bytes_per_s: float = 5e9
+    move_bytes_per_s: float | None = None
+    """What restores, fetches, copies, writes and uploads may move together, in a second; None for no limit."""
     grants_always: bool = False
     """Without a supervisor (a library inside one process) the right to grant never ends."""
 

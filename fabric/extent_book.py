@@ -76,6 +76,11 @@ class ExtentBook:
         extent = self._extents.get(number)
         return extent is not None and extent.remote
 
+    def file_bytes(self, number: int) -> int:
+        """Bytes of an extent's file on the local disk; 0 for one that is not there."""
+        extent = self._extents.get(number)
+        return 0 if extent is None else extent.file_bytes
+
     def not_remote(self) -> list[int]:
         """What lies on the local disk alone."""
         return [number for number, extent in self._extents.items() if not extent.remote]

@@ -36,6 +36,7 @@ from .effects import (
 from .events import EventDesk
 from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
+from .flow import Flow
 from .graphs import GraphDesk
 from .kinds import Reason
 from .leader import Leader
@@ -127,6 +128,8 @@ class HolderCore:
         self.copies = CopyDesk(self.ctx, placement, self.leader.release)
         self.leader.granted = self.copies.granted
         self.sampler = Sampler(self.ctx, self.disk)
+        self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes, config.holder)
+        self._flow_due_s: float | None = None
         self.weights_number = 0
         self.mode_number = 0
         self._renewals: dict[str, tuple[str, Renew, float, dict[str, PartRenewed | None]]] = {}
@@ -246,11 +249,14 @@ class HolderCore:
             self._drain_local()
         self.events.flush()
         self.sampler.step()
-        effects, ctx.effects = ctx.effects, []
+        effects, ctx.effects = self.flow.through(ctx.effects, ctx.now), []
+        if self.flow.due_s is not None and self.flow.due_s != self._flow_due_s:
+            self._flow_due_s = self.flow.due_s
+            ctx.wake_at(self._flow_due_s, self._next_turn)
         return effects
 
     def _next_turn(self) -> None:
-        """Nothing to do but to settle, where the next in line to restore gets its turn."""
+        """Nothing to do but to settle, where the next in line to restore, and the next bytes, get their turn."""
 
     def _drain_local(self) -> None:
         while self.ctx.local:

@@ -245,7 +245,7 @@ def test_a_store_that_vanishes_costs_what_only_it_has_and_is_used_again_when_it_
         assert (answer.tokens, answer.cause and answer.cause.reason) == (0, Reason.DISK_UNAVAILABLE)
         state = eventually(lambda: store_of(there), lambda store: store["state"] == "unavailable")
         assert state["reason"] == Reason.DISK_UNAVAILABLE
-        assert "127.0.0.1" in state["detail"]
+        assert "S3" in state["detail"]
         assert "\n" not in state["detail"]
         assert there.status()["disk"]["state"] == "ok"
         there.store(other)

@@ -653,3 +653,23 @@ def test_a_holders_series_says_what_it_did() -> None:
     assert (sum(last.recovery), quantile_s(last.recovery, 1.0)) == (1, 4.096)
     assert sum(last.lease_life) == 1
     assert all(tiers[Tier.G2] == 0 for tiers in last.occupancy_bytes.values())
+
+
+def test_restores_and_writes_together_keep_the_holders_budget() -> None:
+    per_s = 8 * BLOCK
+    d = Disk(move_bytes_per_s=per_s)
+    for number in range(1, 5):
+        assert d.store(number) is None
+        d.ask(SwapOut(d.name(), d.objects(number)))
+        d.wait(2.0)
+    assert len(d.extents) == 4
+    began, asked = d.now, [d.acquire(number) for number in range(1, 5)]
+    d.ask(SwapOut(d.name(), ()))
+    while not all(map(d.answer, asked)):
+        while d.reads:
+            d.finish(d.reads[0])
+        d.wait(0.05)
+        assert d.now - began < 60.0
+    moved = 4 * 2 * BLOCKS * BLOCK
+    assert d.now - began >= (moved / per_s) * 0.7
+    d.sound()

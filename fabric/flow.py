@@ -1,0 +1,100 @@
+"""The bytes-a-second budget of one holder: who may move bytes next, live requests first.
+
+Everything that moves payload passes here before it is carried out: restores, fetches, copies between tiers,
+what is written out (a drain's included) and uploads. Under a budget an effect waits for its turn; the turn of
+what no request waits for comes as if it had been asked for :data:`BACKGROUND_S` later, so live requests go first
+and nothing waits for ever. Without a budget everything passes at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from .arena import ArenaLayout
+from .effects import Effect, ReadExtent, StartTransfer, UploadExtent, WriteExtent
+from .restores import BACKGROUND_S
+
+BURST_S = 0.25
+"""How much of a second's bytes may be moved at once after a pause."""
+
+
+class Flow:
+    """The effects of a holder that wait for their bytes to be due.
+
+    ``bytes_per_s``: None is no limit. ``file_bytes``: of an extent's file.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float | None,
+        layout: ArenaLayout,
+        file_bytes: Callable[[int], int],
+        holder: str,
+    ) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._layout = layout
+        self._file_bytes = file_bytes
+        self._holder = holder
+        self._paid_until_s = float("-inf")
+        self._waiting: list[tuple[float, int, float, int, Effect]] = []
+        self._count = 0
+        self.moved_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the next effect may go; None where none waits."""
+        return self._paid_until_s if self._waiting else None
+
+    def through(self, effects: Iterable[Effect], now: float) -> list[Effect]:
+        """What may be carried out now: of these, and of those that waited."""
+        if self.bytes_per_s is None:
+            return list(effects)
+        passing = []
+        for effect in effects:
+            nbytes = self._bytes_of(effect)
+            if not nbytes:
+                passing.append(effect)
+                continue
+            self._count += 1
+            turn_s = now if self._live(effect) else now + BACKGROUND_S
+            heapq.heappush(self._waiting, (turn_s, self._count, now, nbytes, effect))
+        while self._waiting and self._paid_until_s <= now:
+            _, _, since_s, nbytes, effect = heapq.heappop(self._waiting)
+            self._paid_until_s = max(self._paid_until_s, now - BURST_S) + nbytes / self.bytes_per_s
+            self.moved_bytes += nbytes
+            passing.append(_later(effect, now - since_s))
+        return passing
+
+    def _bytes_of(self, effect: Effect) -> int:
+        """Payload that an effect moves; 0 for what moves none."""
+        match effect:
+            case ReadExtent():
+                pools, pool_of = self._layout.pools, self._layout.pool_of
+                return sum(pools[pool_of(slot)].slot_bytes for _, _, slot in effect.reads)
+            case WriteExtent():
+                return sum(entry.length for entry in effect.entries)
+            case StartTransfer():
+                return sum(pair.length for pair in effect.pairs)
+            case UploadExtent():
+                return self._file_bytes(effect.extent)
+        return 0
+
+    def _live(self, effect: Effect) -> bool:
+        """Whether requests wait for it: bytes on their way to the readers' pools."""
+        match effect:
+            case ReadExtent():
+                return True
+            case StartTransfer():
+                tier = self._layout.pools[self._layout.pool_of(effect.pairs[0].slot)].tier
+                return effect.source != self._holder or tier is self._layout.readers_tier
+        return False
+
+
+def _later(effect: Effect, seconds: float) -> Effect:
+    """The same effect, begun that much later: a transfer's time does not run while it waits for its turn."""
+    return replace(effect, deadline_s=effect.deadline_s + seconds) if isinstance(effect, StartTransfer) else effect
