@@ -30,6 +30,9 @@ class Answer:
     moved_bytes: Mapping[str, int] | None = None
     sources: tuple[str, ...] = ()
 
+    approximate: bool = False
+    """What a reader has at ``tokens`` is near to what a prefill would have left, and is not it."""
+
     stop: Callable[[], None] | None = None
     """Stops what a PENDING answer started."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_digest16
@@ -10,7 +11,7 @@ from ..fabric.kinds import FabricError
 from ..fabric.messages import Objects, Prompt
 from ..fabric.model import ModelSpec
 
-KEY = frozenset({"tenant", "salt", "adapter", "extra"})
+KEY = frozenset({"tenant", "salt", "adapter", "extra", "approximate"})
 _WIDE = 32
 
 
@@ -39,9 +40,16 @@ class Prompts:
             str(key.get("tenant", "")),
             salt.encode() if isinstance(salt, str) else bytes(salt),
             None if adapter is None else (str(adapter[0]), str(adapter[1])),
+            approximate=bool(key.get("approximate", False)),
         )
         extra = tuple(e if isinstance(e, Extra) else Extra(int(e[0]), bytes(e[1])) for e in key.get("extra", ()))
         return PromptKeys(self.model, namespace, as_tokens(tokens), extra)
+
+    def exact(self, keys: PromptKeys) -> PromptKeys:
+        """The same prompt in the exact namespace."""
+        if not keys.namespace.approximate:
+            return keys
+        return PromptKeys(self.model, replace(keys.namespace, approximate=False), keys.tokens, keys.extra)
 
     def prompt(self, keys: PromptKeys) -> Prompt:
         """The prompt as requests carry it."""

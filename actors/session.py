@@ -44,7 +44,9 @@ from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi, AbiPassport
 from ..fabric.planner import View
 from ..fabric.ranking import NodeRank, rank_nodes
+from ..fabric.replay import shortest_replay_tokens
 from .answer import Answer, Parked
+from .approximate import Approximations, better
 from .attempt import Attempt, Stored, copy_into
 from .checkpoints import Checkpoints
 from .client import HolderClient, HolderLost, request_id
@@ -91,6 +93,7 @@ class Session:
         self._abis = tuple(self._passport_of(group.name).abi() for group in self.model.groups)
         self._marks: dict[str, tuple[float, Mark]] = {}
         """By holder: how far its changes had got with this session's last write, and until when that matters."""
+        self._approximations = Approximations(self.model)
         self._checkpoints = Checkpoints(self.model, self._holders.info.spec.checkpoint)
         self._lookahead = Lookahead(self.model, lambda question: self._ask(question, ACQUIRE_TIMEOUT_S))
 
@@ -226,6 +229,7 @@ class Session:
         *,
         replace: bool,
     ) -> Attempt | Stored:
+        self._approximations.check(keys)
         items = []
         for name, indices in wanted.items():
             group = self._prompts.group(name)
@@ -312,6 +316,8 @@ class Session:
 
         ``graph``: a registered graph, whose slots the lease will lie in and freeze until it is
         released; True freezes them wherever they lie.
+
+        With ``approximate=True`` in KEY, state of an approximate replay will do (``Answer.approximate``).
         """
         if not 0 < lease_s <= self._holders.info.spec.lease_s_max:
             raise FabricError(f"lease_s: {lease_s} is not within 0..{self._holders.info.spec.lease_s_max}")
@@ -331,13 +337,29 @@ class Session:
         if parked is not None:
             message = replace(message, age_s=max(asked_s - parked.asked_s, 0.0))
             asked_s = parked.asked_s
-        reply = self._ask(message, ACQUIRE_TIMEOUT_S + (wait_s or 0.0))
+        timeout_s = ACQUIRE_TIMEOUT_S + (wait_s or 0.0)
+        reply = self._ask(message, timeout_s)
         self._lookahead.granted(message, reply)
         self._checkpoints.heard(keys, reply.hash_tokens)
         answer = self._answer(reply, message.request)
+        exact = self._prompts.exact(keys)
+        if keys.namespace.approximate:
+            answer.approximate = answer.tokens > 0
+            answer = better(self._by_short_replay(exact, message, timeout_s), answer)
+        self._approximations.answered(exact, answer)
         if answer.lease is not None:
             self._asked[answer.lease] = asked_s
         return answer
+
+    def _by_short_replay(self, exact: PromptKeys, asked: Acquire, timeout_s: float) -> Answer:
+        """The same request to exact state, where a replay of one window will do."""
+        message = replace(
+            asked,
+            request=request_id(),
+            prompt=self._prompts.prompt(exact),
+            replay_tokens=shortest_replay_tokens(self.model),
+        )
+        return self._answer(self._ask(message, timeout_s), message.request)
 
     def prefetch(self, tokens: Any, *, by_s: float | None = None, priority: int = 0, **key: Any) -> Answer:
         """Have the longest prefix brought into this node's memory, without a lease; returns at once.
@@ -507,6 +529,7 @@ class Session:
             reply.tokens_lost_to_alignment,
             dict(reply.moved_bytes),
             reply.sources,
+            reply.approximate,
             partial(self._stop, request) if pending else None,
         )
 

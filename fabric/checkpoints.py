@@ -101,6 +101,11 @@ class BranchBook:
         while len(self._seen) > self.size_max:
             self._seen.popitem(last=False)
 
+    def forget(self, grid_keys: bytes) -> None:
+        """Nothing branches along this prompt."""
+        for step in range(1, len(grid_keys) // DIGEST_BYTES + 1):
+            self._seen.pop(_digest(grid_keys, step), None)
+
     def along(self, grid_keys: bytes) -> tuple[int, ...]:
         """The branches on a prompt's way, ascending, in tokens."""
         steps = range(1, len(grid_keys) // DIGEST_BYTES + 1)

@@ -29,6 +29,8 @@ class Choice:
 
     found: Resolution
     replays: bool = False
+    replay_tokens: int | None = None
+    """How many, where the request named it: fewer than are exact, perhaps."""
     left_out: tuple[int, Reason] | None = None
     from_tier: bool = False
     expected: tuple[Expected, ...] = ()
@@ -43,6 +45,7 @@ class Terms:
     min_tokens: int = 0
     queued_bytes: float = 0
     explain: bool = False
+    replay_tokens: int | None = None
 
 
 def choose(view: View, found: Resolution, planning: Planning | None, terms: Terms) -> Choice:
@@ -53,10 +56,12 @@ def choose(view: View, found: Resolution, planning: Planning | None, terms: Term
             return Choice(found)
         over = view.replaying().found(tiers=terms.tiers)
         # A replay that begins at or before the other position computes no less than to resume there.
-        return Choice(over, replays=True) if replay.start(over.tokens) > found.tokens else Choice(found)
+        sooner = replay.start(over.tokens, terms.replay_tokens) > found.tokens
+        return Choice(over, replays=True, replay_tokens=terms.replay_tokens) if sooner else Choice(found)
     if replay is None and not terms.explain and found.tokens and view.held_by_readers(found.tokens, found.revisions):
         return Choice(found)  # nothing to bring: no shorter position can be sooner
-    offers = offers_of(view, tiers=terms.tiers, replays=replay is not None, queued_bytes=terms.queued_bytes)
+    replayed = 0 if replay is None else replay.length(terms.replay_tokens)
+    offers = offers_of(view, tiers=terms.tiers, replayed=replayed, queued_bytes=terms.queued_bytes)
     seconds = planning.seconds(offers)
     at = cheapest(offers, seconds, terms.min_tokens)
     replays = bool(offers.replayed[at])
@@ -65,11 +70,11 @@ def choose(view: View, found: Resolution, planning: Planning | None, terms: Term
     weighed = tuple(planning.expected(offers, i) for i in _worth_telling(offers, seconds, at))
     tokens = int(offers.tokens[at])
     if tokens == longest.tokens:
-        return Choice(longest, replays, expected=weighed)
+        return Choice(longest, replays, terms.replay_tokens, expected=weighed)
     shorter = resolve(using.model, using.evidence(tiers=terms.tiers), view.prompt.n, limit_tokens=tokens)
     brought = using.first_brought(longest.tokens, longest.revisions)
     left_out = None if brought is None else (brought[0], Reason.DEADLINE_EXCEEDED)
-    return Choice(shorter, replays, left_out, brought is not None and brought[1], weighed)
+    return Choice(shorter, replays, terms.replay_tokens, left_out, brought is not None and brought[1], weighed)
 
 
 def cheapest(offers: Offers, seconds: np.typing.NDArray[np.float64], min_tokens: int = 0) -> int:

@@ -47,6 +47,8 @@ class Namespace:
 
     Weights and adapter revisions are part of it, so an update makes older state unreachable at
     once. ``hash_scheme`` names who computes block digests.
+
+    Fields are length-prefixed and one more stands for approximate state, so its names meet no others.
     """
 
     model: str
@@ -55,6 +57,8 @@ class Namespace:
     salt: bytes = b""
     adapter: tuple[str, str] | None = None
     hash_scheme: str = HASH_SCHEME
+    approximate: bool = False
+    """State computed from an approximate replay: never equal to any that is exact."""
 
     def digest(self) -> bytes:
         """32 bytes that key the token chain."""
@@ -67,6 +71,7 @@ class Namespace:
                 self.tenant.encode(),
                 self.salt,
                 _fields(*adapter),
+                *([b"approximate"] if self.approximate else []),
             ),
             derive_key_context="kvfabric 2026 namespace",
         ).digest()

@@ -408,6 +408,7 @@ class Leader:
             min_tokens=op.request.min_tokens,
             queued_bytes=self.disk.bytes_before(self._place_s(op)),
             explain=op.request.explain,
+            replay_tokens=op.request.replay_tokens,
         )
         return choose(op.view, found, self.ctx.planning, terms)
 
@@ -752,7 +753,14 @@ class Leader:
         weights = op.request.prompt.weights
         replay_from = self._replay_from(op, op.tokens)
         grant = LeaseGrant(
-            self.ctx.config.holder, own.lease, op.tokens, own.deadline_s, weights, tuple(parts), replay_from
+            self.ctx.config.holder,
+            own.lease,
+            op.tokens,
+            own.deadline_s,
+            weights,
+            tuple(parts),
+            replay_from,
+            self._approximate(op.tokens, replay_from),
         )
         answer = self._finish(op, op.tokens, grant=grant)
         if record is not None and len(op.plans) == 1 and not op.sources and self._whole(op, answer):
@@ -934,7 +942,12 @@ class Leader:
     def _replay_from(self, op: AcquireOp, tokens: int) -> int | None:
         """From where its reader computes windows and tails again for a position; None where they are kept."""
         replay = replay_of(self.ctx.model) if op.replays and tokens else None
-        return None if replay is None else replay.start(tokens)
+        return None if replay is None else replay.start(tokens, op.request.replay_tokens)
+
+    def _approximate(self, tokens: int, replay_from: int | None) -> bool:
+        """Whether a replay begins too late to be exact."""
+        replay = replay_of(self.ctx.model) if replay_from is not None else None
+        return replay is not None and replay_from is not None and not replay.is_exact(tokens, replay_from)
 
     def _finish(
         self, op: AcquireOp, tokens: int, *, grant: LeaseGrant | None = None, refused: Reason | None = None
@@ -999,6 +1012,8 @@ class Leader:
 
     def _answer(self, op: AcquireOp, answer: Answer) -> None:
         op.phase = DONE
+        if answer.replay_from is not None:
+            answer = replace(answer, approximate=self._approximate(answer.tokens, answer.replay_from))
         self._restores(op, now=False)
         op.cancel_timers()
         if op.turn is not None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from .bitmaps import octets_of, unpacked
 from .expected import Expected, Measured
 from .needs import rules_of
-from .replay import replay_of
 from .rules import servable
 
 if TYPE_CHECKING:
@@ -70,21 +69,20 @@ class Planning(Protocol):
         ...
 
 
-def offers_of(view: View, *, tiers: bool, replays: bool, queued_bytes: float = 0) -> Offers:
+def offers_of(view: View, *, tiers: bool, replayed: int = 0, queued_bytes: float = 0) -> Offers:
     """Everything that can be served from what the view knows; without ``tiers`` only out of memory.
 
-    With ``replays``, each position also by a replay, unless that began at the start.
+    Each position also by a replay of so many tokens (0: of none), unless that began at the start.
     """
     model, n = view.model, view.prompt.n
     grid = model.grid_tokens
     direct = _positions(servable(model, view.evidence(tiers=tiers), n), grid)
     parts = [(view, direct, np.zeros_like(direct))]
-    replay = replay_of(model) if replays else None
-    if replay is not None:
+    if replayed:
         over = view.replaying()
         far = _positions(servable(over.model, over.evidence(tiers=tiers), n), grid)
-        far = far[far > replay.exact_tokens]  # else the replay is a prefill of everything
-        parts.insert(0, (over, far, np.full_like(far, replay.exact_tokens)))  # on a tie, rather without
+        far = far[far > replayed]  # else the replay is a prefill of everything
+        parts.insert(0, (over, far, np.full_like(far, replayed)))  # on a tie, rather without
     rows = [(*_bytes(over, positions, tiers), positions, length) for over, positions, length in parts]
     tokens = np.concatenate([row[2] for row in rows])
     order = np.argsort(tokens, kind="stable")

@@ -9,6 +9,10 @@ tails that a prefill would have left at Q, if R is at least the sum of the spans
     Source: DeepSeek-V4's "zero SWA caching"; checked on a tiny DeepSeek-V4, where R = window alone
     changed the logits and R = layers x window did not.
 
+A shorter replay, of the window alone say, is approximate: what it leaves is near to what a prefill would
+have left, and is not it. It happens only to a request that names its length, is labelled in the answer,
+and what is computed from it belongs into a namespace of its own.
+
 Recurrent state is not bounded in what it looks back on, so a model that has any replays nothing.
 """
 
@@ -33,9 +37,17 @@ class Replay:
     exact_tokens: int
     groups: tuple[int, ...]
 
-    def start(self, position: int) -> int:
-        """Where computing begins so that all state at ``position`` is exact."""
-        return max(0, position - self.exact_tokens)
+    def length(self, tokens: int | None) -> int:
+        """How many tokens are replayed for a request that names ``tokens``, or (None) wants what is exact."""
+        return self.exact_tokens if tokens is None else min(tokens, self.exact_tokens)
+
+    def start(self, position: int, tokens: int | None = None) -> int:
+        """Where computing begins for a position; without ``tokens``, so that all state there is exact."""
+        return max(0, position - self.length(tokens))
+
+    def is_exact(self, position: int, start: int) -> bool:
+        """Whether computing from ``start`` leaves at ``position`` what a prefill would have left."""
+        return start <= self.start(position)
 
 
 def _replay(model: ModelSpec) -> Replay | None:
@@ -65,6 +77,17 @@ def exact_replay_tokens(model: ModelSpec) -> int | None:
     """How many tokens an exact replay computes again; None for a model that cannot."""
     replay = replay_of(model)
     return None if replay is None else replay.exact_tokens
+
+
+def shortest_replay_tokens(model: ModelSpec) -> int | None:
+    """How many tokens the shortest sensible replay computes again: all that one layer looks back on.
+
+    It fills every window and tail, and is approximate where more than one layer has them. None for a
+    model that replays nothing.
+    """
+    if replay_of(model) is None:
+        return None
+    return max(span for group in model.groups if (span := _span(model, group)) is not None)
 
 
 def _span(model: ModelSpec, group: GroupSpec) -> int | None:

@@ -131,6 +131,8 @@ def _acquire(record: Acquire, model: ModelSpec) -> str | None:
         return "abis: an alignment is at least 1 byte"
     if len(record.readers) != model.shards or not all(record.readers):
         return f"readers: one holder is named for each of {model.shards} shards"
+    if record.replay_tokens is not None and not 0 < record.replay_tokens <= PROMPT_TOKENS_MAX:
+        return f"replay_tokens: {record.replay_tokens} is not within 1..{PROMPT_TOKENS_MAX}"
     if record.min_tokens < 0:
         return f"min_tokens: {record.min_tokens} is less than 0"
     return (

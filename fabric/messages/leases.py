@@ -40,6 +40,8 @@ class Acquire:
     age_s: float = 0.0
     """How long the request waited before it was parked: its place in every line is that much earlier."""
     marks: tuple[Mark, ...] = ()
+    replay_tokens: int | None = added(2, None)
+    """A replay of so many tokens will do, where exact ones would take more; None: exact ones only."""
     versions: bool = added(2, True)
     """With ``explain``: columns bear the versions expected."""
 
@@ -70,6 +72,8 @@ class LeaseGrant:
     parts: tuple[LeasePart, ...]
     replay_from: int | None = added(2, None)
     """From where windows and tails must be computed again before anything resumes at ``tokens``."""
+    approximate: bool = added(2, default=False)
+    """What that leaves is near to what a prefill would have left, and is not it."""
 
 
 @record(11)
@@ -95,6 +99,7 @@ class Answer:
     unreachable: tuple[str, ...] = ()
     plan: tuple[Expected, ...] = added(2, ())
     """To an ``explain``: the ways to resume that were weighed, the chosen first."""
+    approximate: bool = added(2, default=False)
     told: tuple[Told, ...] = added(2, ())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvfabric
-from kvfabric import Fabric, Reason, Session, Status
+from kvfabric import Fabric, FabricError, Reason, Session, Status
 from kvfabric.fabric.kinds import Layer
 
 from .conftest import Away, holders
@@ -72,6 +72,28 @@ def test_a_replay_is_granted_with_the_history_alone_and_says_where_to_begin(here
     answer = here.acquire(tokens)
     assert (answer.tokens, answer.replay_from) == (128, None)
     answer.cancel()
+
+
+def test_an_approximate_replay_is_labelled_and_stays_out_of_the_exact_namespace(here: Session) -> None:
+    tokens = prompt("approximate", 130)
+    store(here, tokens, "kv")
+    near = here.acquire(tokens, approximate=True)
+    assert (near.tokens, near.replay_from, near.approximate) == (128, 108, True)
+    near.cancel()
+    everything = objects(here.model, tokens)
+    with pytest.raises(FabricError, match=r"^tokens: this prompt was resumed at 128 from an approximate replay"):
+        here.publish(tokens, {"swa": everything["swa"]})
+    assert here.publish(tokens, everything, approximate=True).ok
+    again = here.acquire(tokens, approximate=True)
+    assert (again.tokens, again.replay_from, again.approximate) == (128, None, True)
+    again.cancel()
+    exact = here.acquire(tokens)
+    assert (exact.tokens, exact.replay_from, exact.approximate) == (128, 88, False)
+    exact.cancel()
+    assert here.publish(tokens, {"swa": everything["swa"]}).ok, "what follows an exact answer is exact"
+    both = here.acquire(tokens, approximate=True)
+    assert (both.tokens, both.approximate) == (128, False), "exact state is preferred where it serves as far"
+    both.cancel()
 
 
 def test_a_tenant_at_its_quota_is_told_so_and_others_are_not(here: Session) -> None:

@@ -6,17 +6,19 @@ import random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfabric.fabric.evidence import GroupEvidence
+from kvfabric.fabric.identity import Namespace
 from kvfabric.fabric.kinds import Status
 from kvfabric.fabric.messages import Drop, Release
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.needs import needs, rules_of
 from kvfabric.fabric.presets import preset
-from kvfabric.fabric.replay import exact_replay_tokens, replay_of
+from kvfabric.fabric.replay import exact_replay_tokens, replay_of, shortest_replay_tokens
 from kvfabric.fabric.rules import hash_tokens, servable
 from kvfabric.ops.simulate.judge import Content, Judge
 from kvfabric.ops.simulate.models import planned, random_model
@@ -209,3 +211,106 @@ def test_a_probe_says_where_a_replay_would_begin() -> None:
     answer = world.acquire("n0", PROMPT, probe=True)
     assert answer is not None
     assert (answer.status, answer.tokens, answer.replay_from, answer.grant) == (Status.FULL_HIT, 96, 60, None)
+
+
+def test_a_replay_that_will_do_is_shorter_and_labelled() -> None:
+    world = fabric()
+    world.store("n0", PROMPT)
+    without(world, "n0", (1, 3))
+    exact = world.acquire("n0", PROMPT)
+    assert exact is not None
+    assert (exact.replay_from, exact.approximate) == (60, False)
+    near = world.acquire("n0", PROMPT, replay_tokens=9)
+    assert near is not None
+    assert (near.tokens, near.replay_from, near.approximate) == (96, 87, True)
+    assert near.grant is not None
+    assert (near.grant.replay_from, near.grant.approximate) == (87, True)
+    long = world.acquire("n0", PROMPT, replay_tokens=500)
+    assert long is not None
+    assert (long.replay_from, long.approximate) == (60, False), "never more than is exact"
+    assert shortest_replay_tokens(world.model) == 9
+
+
+def test_a_request_that_names_no_length_is_never_answered_approximately() -> None:
+    """Not even right after one that was, nor where an exact replay computes more than a kept position."""
+    world = fabric()
+    world.store("n0", PROMPT)
+    keys = world.keys(PROMPT)
+    behind = tuple(world.objects(keys, g, 0, range(18, 25)) for g in (1, 3))
+    assert world.ask("n0", Drop(world.name(), behind)).refused is None
+    near = world.acquire("n0", PROMPT, replay_tokens=9)
+    assert near is not None
+    assert (near.tokens, near.replay_from, near.approximate) == (96, 87, True)
+    exact = world.acquire("n0", PROMPT)
+    assert exact is not None
+    assert (exact.tokens, exact.replay_from, exact.approximate) == (72, None, False)
+
+
+def test_approximate_state_has_a_namespace_of_its_own() -> None:
+    plain, near = (Namespace("m", "v1", "t", b"s", ("a", "r"), approximate=a) for a in (False, True))
+    assert plain.digest() != near.digest()
+    assert plain.digest() == Namespace("m", "v1", "t", b"s", ("a", "r")).digest()
+
+
+# --- the law itself, on a network ------------------------------------------------------------------
+
+
+def forward(
+    embedded: npt.NDArray[np.float64],
+    windows: list[int],
+    full: list[npt.NDArray[np.float64]],
+    start: int,
+) -> list[npt.NDArray[np.float64]]:
+    """A small network over tokens [start, n): each layer's window rows, as it leaves them.
+
+    A layer mixes each token with the last ``window`` rows of its own input, those before ``start`` unknown
+    (zero), and, if ``full`` has them, with all earlier rows of history, which were kept.
+    """
+    hidden = embedded.copy()
+    hidden[:start] = 0.0
+    rows = []
+    for layer, window in enumerate(windows):
+        rows.append(hidden.copy())
+        out = hidden.copy()
+        for t in range(start, len(hidden)):
+            seen = hidden[max(0, t - window + 1) : t + 1]
+            past = full[layer][: t + 1].mean(axis=0) if len(full) > layer and layer % 2 else 0.0
+            out[t] = np.tanh(hidden[t] + np.arange(1, len(seen) + 1) @ seen + past)
+        hidden = out
+    return rows
+
+
+@given(
+    windows=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    position=st.integers(1, 40),
+    seed=st.integers(0, 100),
+)
+def test_a_replay_of_the_exact_length_leaves_what_a_prefill_leaves_and_a_shorter_one_does_not(
+    windows: list[int], position: int, seed: int
+) -> None:
+    """The sum of the layers' windows is enough, in any order; one window alone is not, under several layers."""
+    groups: list[dict[str, Any]] = [{"name": "kv", "kind": "compressed_history", "block_tokens": 1}]
+    groups += [
+        {"name": f"w{i}", "kind": "sliding_window", "block_tokens": 1, "window_tokens": w, "layers": [i]}
+        for i, w in enumerate(windows)
+    ]
+    replay = replay_of(hybrid(groups))
+    assert replay is not None
+    embedded = np.random.default_rng(seed).normal(size=(position, 3))
+    prefilled = forward(embedded, windows, [], 0)
+    history = [rows.copy() for rows in forward(embedded, windows, prefilled, 0)]
+    true = forward(embedded, windows, history, 0)
+    kept = [rows[max(0, position - w + 1) :] for rows, w in zip(true, windows, strict=True)]
+
+    def left(start: int) -> list[npt.NDArray[np.float64]]:
+        rows = forward(embedded, windows, history, start)
+        return [r[max(0, position - w + 1) :] for r, w in zip(rows, windows, strict=True)]
+
+    exact = left(replay.start(position))
+    assert all(np.array_equal(a, b) for a, b in zip(exact, kept, strict=True))
+    last = windows[-1]
+    # The top layer's rows see back through every layer below; its own window alone does not reach that far.
+    reach = sum(w - 1 for w in windows[:-1]) + last - 1
+    if len(windows) > 1 and position > reach and min(windows) > 2:
+        near = left(position - last)
+        assert not all(np.array_equal(a, b) for a, b in zip(near, kept, strict=True))

@@ -136,7 +136,7 @@ def test_only_what_can_be_served_is_ever_chosen_and_nothing_offered_is_sooner(
     using = view.replaying() if choice.replays else view
     bits = servable(using.model, using.evidence(tiers=tiers), view.prompt.n)
     assert bits >> choice.found.tokens // model.grid_tokens & 1
-    offers = offers_of(view, tiers=tiers, replays=replay is not None)
+    offers = offers_of(view, tiers=tiers, replayed=0 if replay is None else replay.exact_tokens)
     seconds = planning.seconds(offers)
     enough = offers.tokens >= least
     best = seconds[enough].min() if enough.any() else seconds.min()
@@ -152,7 +152,7 @@ def test_offers_count_exactly_the_bytes_that_a_plan_moves(seed: int) -> None:
     rng = random.Random(seed)
     model = random_model(rng)
     view = view_of(model, rng)
-    offers = offers_of(view, tiers=True, replays=False)
+    offers = offers_of(view, tiers=True)
     assert offers.tokens[0] == 0
     for at, tokens in enumerate(offers.tokens.tolist()):
         moved = restored = 0
