@@ -101,9 +101,24 @@ class Fabric:
         """
         ray_api.call(self._supervisor.update_weights.remote(revision))
 
-    def bypass(self, on: bool) -> None:
-        """Answer recompute to every acquire, or stop doing so."""
-        ray_api.call(self._supervisor.set_bypass.remote(on))
+    def leases(self) -> list[dict[str, Any]]:
+        """Every live lease, with its ``holder``."""
+        told = json.loads(ray_api.call(self._supervisor.inquire.remote("leases")))
+        return [{"holder": address, **lease} for address, leases in told.items() for lease in _listed(leases)]
+
+    def health(self) -> dict[str, dict[str, Any]]:
+        """The facts about each holder that ``kvfabric doctor`` judges, by address; ``error`` where one did not answer."""
+        told = json.loads(ray_api.call(self._supervisor.inquire.remote("health")))
+        return {address: facts for address, facts in told.items() if facts is not None}
+
+    def bypass(self, on: bool, *, group: str = "") -> None:
+        """Answer recompute to every acquire and renew no lease, or stop doing so.
+
+        ``group``: which one is suspected; causes name it. Raises FabricError for a group the model does not have.
+        """
+        if group and group not in {known.name for known in self.spec.model.groups}:
+            raise FabricError(f"group: the model {self.spec.model.name!r} has no group {group!r}")
+        ray_api.call(self._supervisor.set_bypass.remote(on, group))
 
     def reshard(self, directory_shards: int, *, timeout_s: float = 60.0) -> None:
         """Spread the directory over so many processes; only what must move does, and answers go on meanwhile.
@@ -156,9 +171,20 @@ class Fabric:
         self.shutdown()
 
 
-def _connect_ray() -> None:
-    with ray_api.quiet():
-        ray_api.ray().init(address="auto", namespace=ray_api.NAMESPACE, log_to_driver=False)
+def connect_ray(address: str = "") -> None:
+    """Be connected to that cluster, else to that of RAY_ADDRESS, else to this machine's. Raises Unavailable for none."""
+    if ray_api.is_initialized():
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        ray = ray_api.ray()  # its import sets the level of its own logger
+        with ray_api.quiet():
+            ray.init(address=address, namespace=ray_api.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ray_api.Unavailable(
+            f"no Ray cluster is reached at {address!r}: start one (`ray start --head`), or name it (RAY_ADDRESS,"
+            f" --address HOST:PORT): {ray_api.reason_of(error)}"
+        ) from None
 
 
 def _end(name: str, supervisor: Any) -> None:
@@ -191,7 +217,7 @@ def launch(
     embedded = EmbeddedCluster.current
     if not ray_api.is_initialized():
         if os.environ.get("RAY_ADDRESS"):
-            _connect_ray()
+            connect_ray()
         else:
             embedded = EmbeddedCluster.start(nodes)
     if embedded is not None:
@@ -235,19 +261,38 @@ def series(name: str = "default") -> dict[str, list[Sample]]:
     return {address: loaded(samples) for address, samples in told.items()}
 
 
+def _listed(told: Any) -> list[dict[str, Any]]:
+    return told if isinstance(told, list) else []
+
+
+def attach(name: str = "default") -> Fabric:
+    """The running fabric of that name, on the cluster at hand or that of RAY_ADDRESS. Raises FabricError where none runs."""
+    _on_cluster(f"attach({name!r})")
+    supervisor = _supervisor(name)
+    info = FabricInfo.decode(ray_api.call(supervisor.describe.remote(INFO_SCHEMA)), ray_api.my_node())
+    return Fabric(name, supervisor, info.spec, None)
+
+
+def fabrics() -> list[str]:
+    """The names of all fabrics on the cluster that this process is connected to."""
+    return ray_api.names_ending("/supervisor")
+
+
 def _on_cluster(what: str) -> None:
     """Be connected to Ray: to the cluster of RAY_ADDRESS, if to none yet. Raises FabricError."""
     if not ray_api.is_initialized():
         if not os.environ.get("RAY_ADDRESS"):
             raise FabricError(f"{what}: this process is not connected to Ray; call ray.init or launch first")
-        _connect_ray()
+        connect_ray()
 
 
 def _supervisor(name: str) -> Any:
     """The supervisor of a fabric on the cluster that this process is connected to. Raises FabricError for none."""
     supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
     if supervisor is None:
-        raise FabricError(f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one")
+        raise ray_api.Unavailable(
+            f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one"
+        )
     return supervisor
 
 

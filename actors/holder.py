@@ -86,6 +86,7 @@ from ..transport.memfd import ArenaMemory, memory_available_bytes
 from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
+from .health import health_of, leases_of
 from .links import start_links
 from .metrics import MetricsExport, link_points
 from .rehearsal import NO_REHEARSAL
@@ -532,6 +533,15 @@ class Holder(Service):
 
     # --- status --------------------------------------------------------------------------------
 
+    def status_of(self, of: str) -> str:
+        match of:
+            case "leases":
+                return json.dumps(leases_of(self.core))
+            case "health":
+                problems = dict(self.link_problems)
+                return json.dumps(health_of(self.core, problems, None if self.disk is None else self.disk.status()))
+        return super().status_of(of)
+
     def _disk_status(self) -> dict[str, Any] | None:
         if self.disk is None:
             return None
@@ -566,7 +576,15 @@ class Holder(Service):
         ctx = self.core.ctx
         names = [g.name for g in self.spec.model.groups]
         pools = [
-            {"group": names[p.group], "shard": p.shard, "slots": p.slots, "free": len(p.free), "evictable": p.evictable}
+            {
+                "group": names[p.group],
+                "kind": str(self.spec.model.groups[p.group].kind),
+                "shard": p.shard,
+                "slots": p.slots,
+                "free": len(p.free),
+                "evictable": p.evictable,
+                "slot_bytes": self.spec.model.groups[p.group].block_bytes,
+            }
             for p in ctx.books.pools.values()
         ]
         return json.dumps(

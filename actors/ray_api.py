@@ -138,6 +138,13 @@ def named_actors(prefix: str, *, but: str) -> list[Any]:
     return [handle for name in names if name != but and (handle := find_actor(name)) is not None]
 
 
+def names_ending(suffix: str) -> list[str]:
+    """What stands before the suffix in the names of our namespace's live actors, sorted."""
+    known = _connected().util.list_named_actors(all_namespaces=True)
+    names = (a["name"] for a in known if a["namespace"] == NAMESPACE)
+    return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+
+
 def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """The result of a remote call. Raises Unavailable, or what the method itself raised."""
     module = _connected()
@@ -149,6 +156,12 @@ def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         raise
     except module.exceptions.RayError as error:
         raise Unavailable(_first_line(error)) from None
+
+
+def leave() -> None:
+    """End this process's connection to the cluster, without noise. The cluster goes on."""
+    with quiet():
+        ray().shutdown()
 
 
 def reason_of(error: BaseException) -> str:

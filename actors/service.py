@@ -139,10 +139,14 @@ class Service:
         """The status as one JSON object."""
         return "{}"
 
+    def status_of(self, of: str) -> str:
+        """What is asked of this process, as one JSON value; ``null`` for what it knows nothing of."""
+        return "null" if of else self.status()
+
     def own_request(self, client: str, record: Any) -> Reply | None:
         """Answer a request that is this process's and not the core's; None if it is the core's."""
         if isinstance(record, StatusRequest):
-            return wire.encode(StatusReply(record.request, self.status()))
+            return wire.encode(StatusReply(record.request, self.status_of(record.of)))
         if is_door(record):
             if not self.testing:
                 raise FabricError(f"{type(record).__name__}: only a fabric launched with testing: true takes it")

@@ -365,13 +365,13 @@ class Supervisor(Rehearsed):
             }
         )
 
-    async def _status_of(self, address: str) -> dict[str, Any]:
+    async def _status_of(self, address: str, of: str = "") -> Any:
         assert self.mesh is not None
         try:
-            reply = await self.mesh.ask(address, StatusRequest("status"), STATUS_TIMEOUT_S)
+            reply = await self.mesh.ask(address, StatusRequest("status", of), STATUS_TIMEOUT_S)
         except FabricError as error:
             return {"address": address, "error": str(error)}
-        return dict(json.loads(reply.status)) if isinstance(reply, StatusReply) else {"address": address}
+        return json.loads(reply.status) if isinstance(reply, StatusReply) else {"address": address}
 
     async def series(self) -> str:
         """JSON: by address, the samples that each holder kept of its life (``fabric/series.py``)."""
@@ -389,6 +389,13 @@ class Supervisor(Rehearsed):
             return []
         return list(json.loads(reply.samples)) if isinstance(reply, SeriesReply) else []
 
+    async def inquire(self, of: str) -> str:
+        """JSON: what each process answers to a question (``leases``, ``health``), by address; ``error`` where none came."""
+        assert self.mesh is not None
+        addresses = [m.address for m in self.core.members().members]
+        replies = await asyncio.gather(*(self._status_of(address, of) for address in addresses))
+        return json.dumps(dict(zip(addresses, replies, strict=True)))
+
     async def update_weights(self, revision: str) -> None:
         """Put a weights revision in force: everything older is unreachable once this returns."""
         self.known_weights = [*[w for w in self.known_weights if w != revision][-WEIGHTS_KNOWN_MAX:], revision]
@@ -397,8 +404,9 @@ class Supervisor(Rehearsed):
         self._carry_out(self.core.update_weights(weights_digest16(revision), retired))
         await self._told()
 
-    async def set_bypass(self, on: bool) -> None:
-        """Answer recompute to every acquire, or stop doing so."""
+    async def set_bypass(self, on: bool, group: str = "") -> None:
+        """Answer recompute to every acquire, or stop doing so. ``group``: which one causes name ("": the first)."""
+        self.core.suspect = group if on else ""
         self._carry_out(self.core.set_mode(bypassed=on))
         await self._told()
 

@@ -131,6 +131,8 @@ class HolderContext:
         self.retired: set[bytes] = set()
         self.draining = False
         self.bypassed = False
+        self.suspect = 0
+        """The group that causes name while bypassed."""
         self.grants_until_s = float("inf") if config.grants_always else 0.0
         self.now = 0.0
         self.effects: list[Effect] = []

@@ -340,6 +340,8 @@ class HolderCore:
             return Reason.LEASE_EXPIRED
         if not self.ctx.may_grant:
             return Reason.NOT_GRANTING
+        if self.ctx.bypassed:
+            return Reason.BYPASSED
         return Reason.DRAINING if self.ctx.draining else None
 
     def _renewed(self, client: str, request: str, renewed: Reason | float) -> None:
@@ -460,3 +462,5 @@ class HolderCore:
         self.mode_number = message.number
         self.ctx.draining = message.draining
         self.ctx.bypassed = message.bypassed
+        names = [group.name for group in self.ctx.model.groups]
+        self.ctx.suspect = names.index(message.suspect) if message.suspect in names else 0

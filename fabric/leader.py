@@ -986,7 +986,7 @@ class Leader:
         if op.limited is not None:
             group, reason = op.limited
         elif refused is not None:
-            group, reason = 0, refused
+            group, reason = self.ctx.suspect if refused is Reason.BYPASSED else 0, refused
         else:
             first = self.ctx.model.groups[0]
             group, reason = 0, absent_reason(first.kind, state=first.form is Form.STATE)

@@ -151,6 +151,8 @@ class SupervisorCore:
     weights: bytes = b""
     retired: tuple[bytes, ...] = ()
     bypassed: bool = False
+    suspect: str = ""
+    """The group that causes name while the fabric is bypassed."""
     draining: set[str] = field(default_factory=set)
     wanted: frozenset[str] = frozenset()
     """Addresses that ought to be up, as last seen."""
@@ -331,7 +333,7 @@ class SupervisorCore:
         return SetWeights(self.weights, self.retired, self._numbered(self._weights_number))
 
     def _set_mode(self, node: str) -> SetMode:
-        return SetMode(node in self.draining, self.bypassed, self._numbered(self._mode_number))
+        return SetMode(node in self.draining, self.bypassed, self._numbered(self._mode_number), self.suspect)
 
     def update_weights(self, weights: bytes, retired: Iterable[bytes]) -> list[SupervisorEffect]:
         """Put a weights revision in force on every holder."""

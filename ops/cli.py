@@ -4,7 +4,8 @@ Each subpackage of ``ops`` that has commands has a ``command.py`` with ``registe
 that ``ops`` may not import (engines, plug-ins) name such a function by entry point, in the group
 ``kvfabric.commands``. Only what the first word asks for is imported; help imports everything.
 
-Exit statuses: 0 done, 1 what was asked did not hold, 2 a bad argument or file, 130 interrupted.
+Exit statuses: 0 done, 1 what was asked did not hold, 2 a bad argument or file, 3 no such cluster or fabric is
+reached, 130 interrupted.
 Errors are lines on stderr that say what to do, never a traceback for a user's mistake.
 """
 
@@ -21,9 +22,12 @@ import typer
 from ..fabric.kinds import FabricError
 
 GROUP = "kvfabric.commands"
-COMMANDS = ("scenario", "simulate", "spec", "explain", "bench", "report")
-"""Subpackages of ``ops`` with commands of the same name."""
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+COMMANDS = {
+    **{name: name for name in ("scenario", "simulate", "spec", "explain", "bench", "report", "config", "doctor")},
+    **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights"), "operate"),
+}
+"""Command to the subpackage of ``ops`` that has it."""
+DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 # Typer brings its own copy of click from some release on; its public names lead to the right classes.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -51,7 +55,7 @@ def _run(arguments: list[str]) -> int:
         return int(error.exit_code)
     except FabricError as error:
         complain(str(error))
-        return USAGE
+        return UNREACHABLE if isinstance(error, ConnectionError) else USAGE
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     return result if isinstance(result, int) else DONE
@@ -68,11 +72,11 @@ def build(word: str) -> Any:
         name="kvfabric",
         help="A KV-cache fabric for LLM inference on Ray clusters.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    mine = [name for name in COMMANDS if name == word] or list(COMMANDS)
+    mine = [COMMANDS[word]] if word in COMMANDS else list(dict.fromkeys(COMMANDS.values()))
     for name in mine:
         module = f"{__package__}.{name}.command"
         if find_spec(f"{__package__}.{name}") is not None and find_spec(module) is not None:
@@ -105,3 +109,7 @@ def _root(
     _: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
 ) -> None:
     """A KV-cache fabric for LLM inference on Ray clusters."""
+
+
+if __name__ == "__main__":
+    main()

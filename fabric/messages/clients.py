@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..kinds import Reason
-from ..wire import record
+from ..wire import added, record
 
 
 @record(60)
@@ -71,9 +71,10 @@ class Regions:
 @record(66)
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Ask a process for its status."""
+    """Ask a process for its status, or for what ``of`` names (``leases``, ``health``)."""
 
     request: str
+    of: str = added(2, "")
 
 
 @record(67)

@@ -49,11 +49,15 @@ class SetWeights:
 @record(52)
 @dataclass(frozen=True, slots=True)
 class SetMode:
-    """Draining: stop granting. Bypassed: answer recompute to every acquire. ``number`` only grows."""
+    """Draining: stop granting. Bypassed: answer recompute to every acquire. ``number`` only grows.
+
+    ``suspect``: the group that causes name while bypassed; "": the first.
+    """
 
     draining: bool
     bypassed: bool
     number: int = 0
+    suspect: str = added(2, "")
 
 
 @dataclass(frozen=True, slots=True)

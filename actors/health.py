@@ -1,0 +1,86 @@
+"""What a holder tells an engineer on call: its leases, and the facts that ``kvfabric doctor`` judges."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..fabric.holder import HolderCore
+from ..fabric.invariants import INVARIANTS
+from ..transport.memfd import memory_available_bytes
+
+PACKAGES = ("kvfabric", "ray", "nixl", "nixl-cu12", "torch", "numpy", "msgpack", "pydantic")
+VIOLATIONS_TOLD_MAX = 20
+
+
+def leases_of(core: HolderCore) -> list[dict[str, Any]]:
+    """Every live lease that this holder leads."""
+    now = core.ctx.now
+    return [
+        {
+            "lease": record.lease,
+            "tokens": record.proof.tokens,
+            "tenant": record.tenant,
+            "client": record.client,
+            "graph": record.graph,
+            "age_s": round(now - record.granted_s, 3),
+            "left_s": round(record.deadline_s - now, 3),
+            "slots": len(record.proof.claim.slots),
+            "ranks": 1 + len(record.mates),
+        }
+        for record in core.ctx.leases.live.values()
+        if record.leader == core.ctx.config.holder
+    ]
+
+
+def health_of(core: HolderCore, link_problems: dict[str, str], disk: dict[str, Any] | None) -> dict[str, Any]:
+    """Facts about a holder's process, its node and its books; the invariants are checked as it stands."""
+    found = [violation for invariant in INVARIANTS for violation in invariant(core)]
+    return {
+        "incarnation": core.ctx.incarnation,
+        "violations": [f"{v.invariant}: {v.detail}" for v in found[:VIOLATIONS_TOLD_MAX]],
+        "violations_count": len(found),
+        "grants_left_s": round(core.ctx.grants_until_s - core.ctx.now, 3) if core.ctx.grants_until_s < 2**62 else None,
+        "draining": core.ctx.draining,
+        "bypassed": core.ctx.bypassed,
+        "staleness_s": core.events.staleness_s,
+        "quarantined_bytes": sum(core.ctx.books.quarantined_bytes.values()),
+        "link_problems": link_problems,
+        "disk": disk,
+        **process_facts(),
+    }
+
+
+def process_facts() -> dict[str, Any]:
+    """What this process sees of its node and of itself."""
+    shm = os.statvfs("/dev/shm")  # noqa: S108 - it is asked how full it is
+    return {
+        "wall_s": time.time(),
+        "niceness": os.nice(0),
+        "memory_available_bytes": memory_available_bytes(),
+        "shm_free_bytes": shm.f_bavail * shm.f_frsize,
+        "shm_bytes": shm.f_blocks * shm.f_frsize,
+        "infiniband": _has_infiniband(),
+        "environment": {k: v for k, v in os.environ.items() if k in {"UCX_MODULES", "UCX_TLS", "NIXL_LOG_LEVEL"}},
+        "versions": versions(),
+    }
+
+
+def _has_infiniband() -> bool:
+    folder = Path("/sys/class/infiniband")
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def versions() -> dict[str, str]:
+    """Of this interpreter and the packages that must agree between nodes."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Where a fabric's settings come from: defaults < file < environment < arguments."""

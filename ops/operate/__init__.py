@@ -1,0 +1,1 @@
+"""The commands of whoever operates a fabric: up and down, see, turn off, take out."""

@@ -1,0 +1,179 @@
+"""The commands of whoever operates a fabric, against a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfabric import Fabric, Session
+from kvfabric.fabric.kinds import FabricError, Reason
+from kvfabric.ops.cli import main
+from kvfabric.ops.doctor.checks import CHECKS, Level
+from kvfabric.ops.doctor.command import examine
+
+from . import stories
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """One command in this process: status, what it printed, what it complained of."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), told.out, told.err
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    status, out, err = run(capsys, *words, "--json")
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def stored(session: Session, name: str) -> list[int]:
+    mine = stories.prompt(name)
+    assert session.publish(mine, stories.objects(session.model, mine)).ok
+    return mine
+
+
+def test_status_names_the_stages_and_both_rates(
+    fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = session.acquire(stored(session, "status")).lease
+    assert lease is not None
+    lease.release(reused_tokens=lease.tokens)
+    found = asked(capsys, "status")
+    assert found["fabric"] == "default"
+    assert len(found["holders"]) == 2
+    assert found["tokens"]["asked"] >= found["tokens"]["granted"] >= found["tokens"]["reused"] >= 64
+    assert 0 < found["reused_hit_rate"] <= found["effective_hit_rate"] <= 1
+    status, out, _ = run(capsys, "status")
+    assert status == 0
+    for word in ("pools by kind", "sliding_window", "effective_hit_rate", "grants"):
+        assert word in out
+
+
+def test_top_looks_as_often_as_it_is_told(fabric: Fabric, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "top", "--times", "2", "--every", "0.1")
+    assert (status, err) == (0, "")
+    assert "acquires/s" in out
+    assert "pools by kind" in out
+
+
+def test_a_live_lease_is_listed_until_it_is_released(
+    fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = session.acquire(stored(session, "listed"), lease_s=20).lease
+    assert lease is not None
+    mine = [one for one in asked(capsys, "leases")["leases"] if one["lease"] == lease.grant.lease]
+    assert [(one["tokens"], one["ranks"]) for one in mine] == [(64, 1)]
+    assert 0 < mine[0]["left_s"] <= 20
+    lease.release()
+    stories.eventually(
+        lambda: asked(capsys, "leases")["leases"],
+        lambda found: lease.grant.lease not in {one["lease"] for one in found},
+    )
+
+
+def test_a_bypass_answers_recompute_within_a_second_names_the_suspect_and_renews_nothing(
+    fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = stored(session, "bypassed")
+    lease = session.acquire(mine).lease
+    assert lease is not None
+    try:
+        began = time.monotonic()
+        assert asked(capsys, "bypass", "on", "--group", "swa")["bypassed"] is True
+        answer = session.acquire(mine)
+        assert time.monotonic() - began < 1.0
+        assert answer.lease is None
+        assert answer.cause is not None
+        assert (answer.cause.group, answer.cause.reason) == ("swa", Reason.BYPASSED)
+        assert lease.renew() is Reason.BYPASSED
+        assert lease.check() is None  # it drains: what was granted stands until its deadline
+        assert asked(capsys, "status")["bypassed"] is True
+        findings = {f.check: f.level for f in examine(fabric)}
+        assert findings["grants"] is Level.WARN
+    finally:
+        assert asked(capsys, "bypass", "off")["bypassed"] is False
+    again = session.acquire(mine)
+    assert again.lease is not None
+    assert lease.renew() is None
+    again.lease.release()
+    lease.release()
+
+
+def test_bypass_by_model_means_every_fabric_of_it_and_no_other(
+    fabric: Fabric, side: Fabric, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        done = asked(capsys, "bypass", "on", "--model", "hybrid")
+        assert {"default", "side"} <= set(done["fabrics"])
+        assert side.status()["bypassed"] is True
+    finally:
+        run(capsys, "bypass", "off", "--model", "hybrid")
+    assert side.status()["bypassed"] is False
+    status, _, err = run(capsys, "bypass", "on", "--model", "nobody's")
+    assert status == 2
+    assert err.startswith("error: --model nobody's: no fabric of this model runs")
+
+
+def test_a_group_that_the_model_lacks_is_refused(fabric: Fabric) -> None:
+    with pytest.raises(FabricError, match="has no group 'nothing'"):
+        fabric.bypass(True, group="nothing")
+    assert fabric.status()["bypassed"] is False
+
+
+def test_doctor_finds_a_healthy_fabric_well(fabric: Fabric, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "doctor", "--json")
+    told = json.loads(out)
+    assert {f["check"] for f in told["findings"]} == set(CHECKS)
+    assert [f for f in told["findings"] if f["level"] == "fail"] == []
+    assert (status, told["healthy"]) == (0, True)
+
+
+def test_doctor_names_a_link_that_could_not_start_and_what_to_do(side: Fabric) -> None:
+    found = [f for f in examine(side) if f.check == "links"]
+    assert found
+    assert all(f.level is Level.WARN and "nixl is not used" in f.detail and "pip show" in f.remedy for f in found)
+
+
+def test_without_such_a_fabric_the_status_is_3_and_one_line_says_what_to_do(
+    fabric: Fabric, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["status"], ["down"], ["leases"], ["doctor"], ["weights", "advance", "v2"]):
+        status, out, err = run(capsys, *words, "--fabric", "nobody")
+        assert (status, out) == (3, "")
+        assert err.startswith("error: no fabric 'nobody' runs on this cluster")
+        assert err.count("\n") == 1
+
+
+def test_up_status_weights_and_down_from_processes_of_their_own(fabric: Fabric, ray: Any, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "model: {groups: [{name: kv, kind: compressed_history, block_tokens: 16, block_bytes: 4096}]}\n"
+        "memory_bytes: 1048576\nnode_resource: kvfabric_node_0\ntransport: {links: [tcp]}\n"
+    )
+    address = ray.get_runtime_context().gcs_address
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        kvfabric_command = str(Path(sys.executable).with_name("kvfabric"))
+        program = [kvfabric_command, *words, "--fabric", "by-hand", "--address", address]
+        return subprocess.run(program, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+
+    started = command("up", str(spec), "--set", "directory_shards=1")
+    assert (started.returncode, started.stderr) == (0, "")
+    assert started.stdout == "fabric by-hand is up: 1 holders, 1 directory shards\n"
+    try:
+        advanced = command("weights", "advance", "v2", "--json")
+        assert json.loads(advanced.stdout) == {"fabric": "by-hand", "weights": "v2"}
+    finally:
+        ended = command("down")
+    assert (ended.returncode, ended.stdout) == (0, "fabric by-hand is down\n")
+    assert command("status").returncode == 3
