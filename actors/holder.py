@@ -83,6 +83,8 @@ from ..transport.disk.driver import DiskEffect
 from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory, memory_available_bytes
+from ..transport.numa import stay_on
+from .addresses import place_of
 from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
@@ -133,6 +135,9 @@ class Holder(Service):
                 f" {available} bytes of free memory on node {self.node[:12]}"
             )
         self.memory = ArenaMemory.create(layout, self.incarnation)
+        numa_node = spec.transport.numa_node_of(place_of(self.address))
+        if numa_node is not None:
+            stay_on(numa_node, self.memory)
         self._for_readers, self._for_writers = self.memory.read_only_fd(), self.memory.read_write_fd()
         config = HolderConfig(
             holder=self.address,
@@ -334,7 +339,7 @@ class Holder(Service):
             self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, results) for p in effect.pairs)))
             return
         kind, landed = results
-        self.last_link[effect.source] = kind
+        self.last_link = {a: k for a, k in self.last_link.items() if a in self.mesh.members} | {effect.source: kind}
         self.moved_s[kind] += time.monotonic() - began_s
         moved = tuple(_moved(result) for result in landed)
         self.moved[kind] += sum(p.length for p, m in zip(carried, moved, strict=True) if m.checksum is not None)

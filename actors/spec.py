@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -62,21 +62,36 @@ class PassportSpec(BaseModel):
         return cls.model_validate({name: getattr(passport, name) for name in cls.model_fields})
 
 
+UCX_LIST = r"^(\^?[A-Za-z0-9_.:@-]+(,[A-Za-z0-9_.:@-]+)*)?$"
+"""As UCX_TLS and UCX_NET_DEVICES are written: names, separated by commas without spaces."""
+
+NumaNode = Annotated[int, Field(ge=0, lt=1024)]
+
+
 class TransportSpec(BaseModel):
     """How bytes travel. ``links``: the best that both sides have is taken.
 
     ``nixl_transports`` and ``network_devices`` are UCX's (``UCX_TLS``, ``UCX_NET_DEVICES``); empty
-    leaves the choice to UCX. ``tcp_host``: the address the plain TCP link listens on.
+    leaves the choice to UCX, and what is named here wins over the environment. ``tcp_host``: the address the plain
+    TCP link listens on. ``numa_node``: where a holder's memory and threads stay; a list names one for each holder of a
+    node, in their order (GPU by GPU); without it the kernel decides.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     links: tuple[Literal["shared_memory", "nixl", "tcp"], ...] = ("shared_memory", "nixl", "tcp")
-    nixl_backend: str = "UCX"
-    nixl_transports: str = ""
-    network_devices: str = ""
+    nixl_backend: str = Field(default="UCX", pattern=r"^[A-Za-z0-9_]+$")
+    nixl_transports: str = Field(default="", pattern=UCX_LIST)
+    network_devices: str = Field(default="", pattern=UCX_LIST)
+    numa_node: NumaNode | tuple[NumaNode, ...] | None = None
     tcp_host: str | None = None
     transfer_timeout_s: float = Field(default=10.0, gt=0)
+
+    def numa_node_of(self, place: int) -> int | None:
+        """The NUMA node of the holder at ``place`` of a node; None: the kernel's choice."""
+        if isinstance(self.numa_node, tuple):
+            return self.numa_node[place]
+        return self.numa_node
 
 
 class RestoreLimitSpec(BaseModel):
@@ -312,6 +327,11 @@ class FabricSpec(BaseModel):
             raise ValueError(str(error)) from None
         if self.host_slots and self.host_memory_bytes is None:
             raise ValueError("host_slots: without host_memory_bytes there is no host memory below what readers map")
+        numa_nodes = self.transport.numa_node
+        if isinstance(numa_nodes, tuple) and len(numa_nodes) != self.holders_per_node:
+            raise ValueError(
+                f"transport.numa_node: {len(numa_nodes)} are named for {self.holders_per_node} holders a node"
+            )
         if self.holders_per_node > self.model.shards:
             raise ValueError(
                 f"holders_per_node: {self.holders_per_node} are more than the model's {self.model.shards} shards"

@@ -42,6 +42,7 @@ from ..fabric.supervisor import (
 )
 from ..transport.challenge import door_secret
 from . import ray_api
+from .addresses import holder_address
 from .clock import Clock
 from .directory import Directory
 from .holder import Holder
@@ -66,11 +67,6 @@ WEIGHTS_KNOWN_MAX = 1024
 def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str:
     """The name a process has in Ray. A life's number is part of it, so that lives never mix."""
     return f"{fabric}/{address}" if incarnation is None else f"{fabric}/{address}/{incarnation}"
-
-
-def holder_address(node: str, place: int) -> str:
-    """The address of the holder at ``place`` of a node, by its Ray id."""
-    return f"holder:{node[:16]}:{place}"
 
 
 class Supervisor(Rehearsed):

@@ -57,7 +57,7 @@ from .link_wire import (
     unpack_results,
 )
 from .memfd import ArenaMemory
-from .nixl_settings import NixlSettings, nixl_environment
+from .nixl_settings import NixlSettings, child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class IsolatedLink:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(arena_fd, tell_write),
-                env={**nixl_environment(self._settings), **os.environ},
+                env=child_environment(self._settings, os.environ),
             )
         except OSError as error:
             os.close(tell_read)

@@ -10,6 +10,7 @@ must stay on where there are RDMA devices: without it UCX falls back to TCP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +50,21 @@ def nixl_environment(settings: NixlSettings | None = None) -> dict[str, str]:
     environment = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", **TIMEOUTS}
     if not rdma_devices():
         environment["UCX_MODULES"] = "^ib"
-    if settings.transports:
-        environment["UCX_TLS"] = settings.transports
-    if settings.devices:
-        environment["UCX_NET_DEVICES"] = settings.devices
-    return environment
+    return environment | chosen(settings)
+
+
+def child_environment(settings: NixlSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that uses NIXL so.
+
+    What the settings name wins over what the user's environment has, and that over our defaults.
+    """
+    return {**nixl_environment(settings), **inherited, **chosen(settings)}
+
+
+def chosen(settings: NixlSettings) -> dict[str, str]:
+    """The variables that stand for what the settings name."""
+    named = {"UCX_TLS": settings.transports, "UCX_NET_DEVICES": settings.devices}
+    return {name: value for name, value in named.items() if value}
 
 
 def rdma_devices() -> list[str]:

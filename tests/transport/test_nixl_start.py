@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from kvfabric.transport import nixl_settings
-from kvfabric.transport.nixl_settings import NixlSettings, nixl_environment, rdma_devices
+from kvfabric.transport.nixl_settings import NixlSettings, child_environment, nixl_environment, rdma_devices
 
 PRELUDE = """
 import json, os, sys
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout
 from kvfabric.transport.link import LinkError
 from kvfabric.transport.memfd import ArenaMemory
-from kvfabric.transport.nixl_settings import NixlSettings, nixl_environment
+from kvfabric.transport.nixl_settings import NixlSettings, child_environment, nixl_environment
 for name, value in nixl_environment().items():
     os.environ.setdefault(name, value)
 from kvfabric.transport.nixl_link import NixlLink
@@ -130,3 +130,18 @@ def test_the_environment_bounds_waits_and_keeps_rdma_where_it_is(
     environment = nixl_environment()
     assert rdma_devices() == ["mlx5_0"]
     assert environment.keys().isdisjoint({"UCX_MODULES", "UCX_TLS", "UCX_NET_DEVICES"})
+
+
+def test_what_the_settings_name_wins_over_the_environment_and_that_over_the_defaults() -> None:
+    inherited = {"UCX_TLS": "shm", "UCX_TCP_KEEPCNT": "9", "PATH": "p"}
+    named = child_environment(NixlSettings(transports="tcp", devices="lo"), inherited)
+    assert {name: named[name] for name in ("UCX_TLS", "UCX_NET_DEVICES", "UCX_TCP_KEEPCNT", "PATH")} == {
+        "UCX_TLS": "tcp",
+        "UCX_NET_DEVICES": "lo",
+        "UCX_TCP_KEEPCNT": "9",
+        "PATH": "p",
+    }
+    unnamed = child_environment(NixlSettings(), inherited)
+    assert unnamed["UCX_TLS"] == "shm"
+    assert "UCX_NET_DEVICES" not in unnamed
+    assert unnamed["UCX_TCP_KEEPIDLE"] == "1s"
