@@ -51,7 +51,9 @@ def test_on_a_users_own_cluster_a_fabric_comes_and_goes_and_a_dead_link_is_named
 
 def test_a_spec_that_no_node_can_hold_is_refused_in_one_line_and_leaves_nothing(fabric: Fabric) -> None:
     greedy = spec(memory_bytes=1 << 42, node_resource="kvfabric_node_0")
-    with pytest.raises(FabricError, match=r"fabric 'greedy': not up after .* memory_bytes, slots: an arena of") as said:
+    with pytest.raises(
+        FabricError, match=r"fabric 'greedy': not up after .* memory_bytes, host_memory_bytes, slots: an arena of"
+    ) as said:
         kvfabric.launch(greedy, name="greedy", timeout_s=60.0)
     assert "\n" not in str(said.value)
     with pytest.raises(FabricError, match="no fabric 'greedy' runs"):

@@ -193,6 +193,7 @@ def test_new_weights_end_leases_and_hide_what_older_ones_made(fabric: Fabric, se
     lease.release()
 
 
+@pytest.mark.faults
 def test_a_lease_of_a_killed_holder_is_lost_at_once(fabric: Fabric, session: Session) -> None:
     _, lease = leased(session, "killed holder")
     reader = Lease.open(lease.token())

@@ -252,6 +252,7 @@ def test_an_attempt_is_of_the_client_that_began_it(fabric: Fabric, session: Sess
     assert attempt.commit().ok
 
 
+@pytest.mark.faults
 def test_a_session_answers_while_its_holder_is_away_and_uses_the_next_one(fabric: Fabric, session: Session) -> None:
     tokens = prompt("survivor")
     assert session.publish(tokens, objects(session.model, tokens)).ok

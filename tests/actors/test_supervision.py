@@ -35,6 +35,7 @@ def directory(fabric: Fabric) -> dict[str, Any]:
     return dict(found[0]) if found and "epoch" in found[0] else {}
 
 
+@pytest.mark.faults
 def test_a_directory_that_was_killed_comes_back_in_a_new_epoch_and_refills(
     fabric: Fabric, session: Session, away: Away
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_directory_that_was_killed_comes_back_in_a_new_epoch_and_refills(
     assert away.do(resumed, tokens) == (Status.FULL_HIT, 64, [])
 
 
+@pytest.mark.faults
 def test_what_a_dead_holder_held_is_gone_and_what_others_copied_is_not(
     fabric: Fabric, session: Session, away: Away
 ) -> None:
@@ -73,6 +75,7 @@ def test_what_a_dead_holder_held_is_gone_and_what_others_copied_is_not(
             assert wrong_bytes(lease, fresh.model, copied) == []
 
 
+@pytest.mark.faults
 def test_a_stopped_holder_is_lost_once_its_right_to_grant_ran_out_and_ended_when_it_wakes(fabric: Fabric) -> None:
     brief = spec(grant_s=2.0, node_resource="kvfabric_node_0", memory_bytes=1 << 20)
     with kvfabric.launch(brief, name="brief") as running, kvfabric.connect("brief") as session:
@@ -176,6 +179,7 @@ def test_a_drained_node_grants_no_more_and_says_so(fabric: Fabric) -> None:
         assert wrong_bytes(lease, session.model, tokens) == []
 
 
+@pytest.mark.faults
 def test_a_fabric_whose_supervisor_died_stops_granting_and_can_be_shut_down(fabric: Fabric) -> None:
     brief = spec(node_resource="kvfabric_node_0", memory_bytes=1 << 20, grant_s=1.5)
     running = kvfabric.launch(brief, name="orphaned")

@@ -65,6 +65,7 @@ def failures(results: list[PairResult]) -> set[LinkFailure | None]:
     return {result.failure for result in results}
 
 
+@pytest.mark.faults
 def test_a_killed_child_costs_typed_failures_and_is_started_again(links: tuple[IsolatedLink, IsolatedLink]) -> None:
     source, reader = links
     before, restarts = source.region(), (source.restarts, reader.restarts)
@@ -82,6 +83,7 @@ def test_a_killed_child_costs_typed_failures_and_is_started_again(links: tuple[I
     assert {result.checksum for result in results} == {checksum(np.full(1 << 20, 6, dtype=np.uint8))}
 
 
+@pytest.mark.faults
 def test_a_child_that_does_not_answer_is_ended_and_proves_quiet(
     links: tuple[IsolatedLink, IsolatedLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_child_that_does_not_answer_is_ended_and_proves_quiet(
     assert failures(reader.fetch(source.region(), PAIRS, 10)) == {None}
 
 
+@pytest.mark.faults
 def test_tokens_of_an_ended_child_are_quiet_and_not_mistaken_for_another_ones(
     links: tuple[IsolatedLink, IsolatedLink],
 ) -> None:
@@ -120,6 +123,7 @@ def test_tokens_of_an_ended_child_are_quiet_and_not_mistaken_for_another_ones(
     assert wait_until(lambda: failures(reader.fetch(source.region(), PAIRS, 5)) == {None})
 
 
+@pytest.mark.faults
 def test_a_stopped_owner_outlives_a_reader_killed_in_mid_transfer(
     links: tuple[IsolatedLink, IsolatedLink],
 ) -> None:
@@ -160,6 +164,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("ending", ["kill", "close", "drop", "interrupt"])
 def test_the_child_ends_with_its_holder_however_that_ends(ending: str) -> None:
     holder = subprocess.Popen(

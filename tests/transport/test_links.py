@@ -174,6 +174,7 @@ def test_what_is_read_bears_the_sources_digest_and_version(pair: tuple[Peer, Pee
     assert reader.ask("headers", source.region, [3], 10)[0][0] == headers[3][0] + 1
 
 
+@pytest.mark.faults
 def test_a_corrupted_byte_at_the_source_changes_the_digest(pair: tuple[Peer, Peer]) -> None:
     source, reader = pair
     source.ask("corrupt", 4)
@@ -184,6 +185,7 @@ def test_a_corrupted_byte_at_the_source_changes_the_digest(pair: tuple[Peer, Pee
     assert got["checksums"][1] != recorded[1]
 
 
+@pytest.mark.faults
 def test_a_read_during_a_rewrite_is_detected_by_version_and_digest(pair: tuple[Peer, Peer]) -> None:
     source, reader = pair
     source.ask("rewrite", 0)
@@ -233,6 +235,7 @@ def test_another_incarnation_than_the_region_names_is_refused(pair: tuple[Peer, 
     assert reader.ask("fetch", source.region, [[0, 0, 9]], 10)["failures"] == [None]
 
 
+@pytest.mark.faults
 def test_a_restarted_peer_under_its_old_name_is_read_in_its_new_life_and_a_closed_link_reads_nothing(
     start: Start, in_process: str
 ) -> None:
@@ -253,6 +256,7 @@ def test_a_restarted_peer_under_its_old_name_is_read_in_its_new_life_and_a_close
     assert reader.ask("headers", successor.region, [0], 5) == "unavailable"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("network", ["nixl", "tcp"])
 def test_a_peer_killed_in_mid_transfer_is_a_typed_failure_within_seconds(start: Start, network: str) -> None:
     source, reader = pair_up(start, network)
@@ -271,6 +275,7 @@ def test_a_peer_killed_in_mid_transfer_is_a_typed_failure_within_seconds(start: 
     assert wait_quiet(reader, got["tokens"], 10)
 
 
+@pytest.mark.faults
 def test_a_transfer_past_its_deadline_is_quarantined_until_it_is_quiet(start: Start, network: str) -> None:
     source, reader = pair_up(start, network)
     assert reader.ask("connect", source.region, 10) is None
@@ -299,6 +304,7 @@ def test_a_transfer_past_its_deadline_is_quarantined_until_it_is_quiet(start: St
     assert reader.ask("fetch", source.region, pairs_of(BIG), 10)["failures"] == [None] * len(BIG)
 
 
+@pytest.mark.faults
 def test_a_fence_ends_transfers_that_would_still_write(start: Start) -> None:
     source, reader = pair_up(start, "nixl")
     assert reader.ask("connect", source.region, 10) is None
@@ -334,6 +340,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
         yield names
 
 
+@pytest.mark.faults
 @needs_namespaces
 def test_a_cut_link_is_a_typed_failure_and_reads_go_on_when_it_is_back(
     start: Start, namespaces: tuple[str, str]
