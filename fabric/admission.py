@@ -155,7 +155,7 @@ class AdmissionBook:
             for scope in self.scopes(obj.kind, obj.tenant):
                 _, need = needs.setdefault(id(scope), (scope, Counter()))
                 need[obj.kind] += self._bytes[obj.group]
-                if scope.committed(need, evicted=True) > scope.limit.bytes_max:
+                if not self._fits(scope, need, evicted=True):
                     return Lack(obj.group, obj.shard, scope.limit.reason)
         return None
 
@@ -183,9 +183,13 @@ class AdmissionBook:
         """A scope that must make room before this object is charged; None if none must."""
         size = self._bytes[obj.group]
         for scope in self.scopes(obj.kind, obj.tenant):
-            if scope.committed({obj.kind: size}) > scope.limit.bytes_max:
+            if not self._fits(scope, Counter({obj.kind: size}), evicted=False):
                 return scope
         return None
+
+    def _fits(self, scope: Scope, need: Counter[ObjectKind], *, evicted: bool) -> bool:
+        """Whether a scope can take these bytes as it is; ``evicted``: after all that may leave did."""
+        return scope.committed(need, evicted=evicted) <= scope.limit.bytes_max
 
     # --- quotas --------------------------------------------------------------------------------
 

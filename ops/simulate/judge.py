@@ -171,9 +171,20 @@ class Judge:
                         return f"{self.model.groups[group].name}[{index}] of shard {shard} is needed and not leased"
         return None
 
-    def best(self, n: int, there: dict[tuple[int, int], dict[int, set[int]]], *, replays: bool = False) -> int:
-        """The longest resume over ``there``: (group, shard) -> object index -> usable revisions."""
-        positions = range((n - 1) // self.grid * self.grid, 0, -self.grid)
+    def best(
+        self,
+        n: int,
+        there: dict[tuple[int, int], dict[int, set[int]]],
+        *,
+        replays: bool = False,
+        most: int | None = None,
+    ) -> int:
+        """The longest resume over ``there``: (group, shard) -> object index -> usable revisions.
+
+        ``most``: what the hashes promise; a replay may need nothing of what lies behind that.
+        """
+        last = n - 1 if most is None else min(n - 1, most)
+        positions = range(last // self.grid * self.grid, 0, -self.grid)
         return next((p for p in positions if self.serves(p, n, there, replays=replays)), 0)
 
     def serves(

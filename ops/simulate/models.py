@@ -177,10 +177,10 @@ def random_floors(rng: random.Random, limits: tuple[ByteLimit, ...]) -> tuple[By
 
 
 def random_quotas(rng: random.Random) -> tuple[tuple[str, TenantQuota], ...]:
-    """Quotas that bind now and then, in a third of all runs."""
-    if rng.random() > 0.35:
+    """Quotas that bind now and then, in half of all runs."""
+    if rng.random() > 0.5:
         return ()
-    each = TenantQuota(rng.choice((None, 4, 12)), rng.choice((None, 1, 2)))
+    each = TenantQuota(rng.choice((None, 2, 4)), rng.choice((None, 1, 2)))
     return ((EVERY_TENANT, each), (TENANTS[1], TenantQuota(rng.choice((1, 3)), 1)))
 
 

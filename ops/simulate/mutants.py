@@ -51,6 +51,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("move_under_graph", "what a graph lease froze is moved", steps.move_under_graph),
     Mutant("late_commit", "a late commit of a superseded attempt is accepted", steps.late_commit),
     Mutant("old_incarnation", "events of a dead life are listened to", steps.old_incarnation),
+    Mutant("replay_short", "a replay begins one token late", rules.replay_short),
+    Mutant("replay_sinks", "a replay needs no sinks", rules.replay_sinks),
+    Mutant("replay_for_graphs", "a captured graph is granted a replay", rules.replay_for_graphs),
+    Mutant("floors_only_planned", "a limit keeps nothing for another kind", steps.floors_only_planned),
+    Mutant("quota_at_start", "a tenant's leases are not counted at the grant", steps.quota_at_start),
     Mutant("retired_weights", "a reader does not look at the weights in force", steps.retired_weights),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...fabric import needs, planner, validation
+from ...fabric import choosing, needs, planner, replay, validation
 from ...fabric.evidence import GroupEvidence
 from ...fabric.kinds import Layer, ObjectKind, Reason
 from ...fabric.model import GroupSpec, ModelSpec
@@ -48,6 +48,28 @@ def _rule(patches: Patches, change: Callable[[ModelSpec, GroupSpec, GroupRule], 
         return change(model, group, original(model, group))
 
     patches.everywhere(original, changed)
+
+
+def replay_short(patches: Patches) -> None:
+    """A replay begins one token late."""
+    honest = vars(replay)["_exact"]
+    patches.put(replay, "_exact", lambda model: honest(model) - 1)
+
+
+def replay_sinks(patches: Patches) -> None:
+    """A replay needs no sinks."""
+    honest = vars(replay)["_needing_nothing"]
+    patches.put(replay, "_needing_nothing", lambda group: honest(group).model_copy(update={"sink_tokens": 0}))
+
+
+def replay_for_graphs(patches: Patches) -> None:
+    """A graph that replays kernels replays windows too."""
+    honest = choosing.choose
+
+    def choose(view: Any, found: Any, planning: Any, terms: choosing.Terms) -> Any:
+        return honest(view, found, planning, replace(terms, replays=True))
+
+    patches.everywhere(honest, choose)
 
 
 def overlap_optional(patches: Patches) -> None:

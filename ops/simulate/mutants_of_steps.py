@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from ...fabric import leases
-from ...fabric.admission import AdmissionBook
+from ...fabric.admission import AdmissionBook, Scope
 from ...fabric.arena import Arena
 from ...fabric.books import Books, Obj, split
 from ...fabric.directory import DirectoryCore, Stream
 from ...fabric.disk import DiskDesk
 from ...fabric.effects import DiskRead, Moved, TransferDone
-from ...fabric.kinds import Reason
+from ...fabric.kinds import ObjectKind, Reason
 from ...fabric.leases import LeaseBook, read_refusal
 from ...fabric.lifecycle import State
-from ...fabric.messages import Done, LeaseGrant, LeasePart, PinEnd, SourceRun, StoreCommit
+from ...fabric.messages import Done, LeaseGrant, LeasePart, PinEnd, Prompt, SourceRun, StoreCommit
 from ...fabric.parts import Arriving, Part, PartDesk, Source
 from ...fabric.pins import PinDesk, SourcePin
 from ...fabric.stores import CHECKSUM_BYTES, StoreDesk
@@ -177,6 +178,28 @@ def limit_outside_charge(patches: Patches) -> None:
     """Only who plans asks the limits."""
     patches.put(AdmissionBook, "lacking", lambda *_: None)
     patches.put(AdmissionBook, "over", lambda *_: None)
+
+
+def floors_only_planned(patches: Patches) -> None:
+    """Who takes a slot looks at the limit, and not at what it keeps for other kinds."""
+    honest = vars(AdmissionBook)["_fits"]
+
+    def fits(book: AdmissionBook, scope: Scope, need: Counter[ObjectKind], **how: Any) -> bool:
+        bare = replace(scope.limit, floors=())
+        return bool(honest(book, Scope(bare, scope.used, scope.evictable), need, **how))
+
+    patches.put(AdmissionBook, "_fits", fits)
+
+
+def quota_at_start(patches: Patches) -> None:
+    """A tenant's leases are counted when it asks, and not when it is granted one."""
+    honest = vars(PartDesk)["lease_refusal"]
+
+    def refusal(desk: PartDesk, prompt: Prompt) -> Reason | None:
+        refused: Reason | None = honest(desk, prompt)
+        return None if refused is Reason.QUOTA else refused
+
+    patches.put(PartDesk, "lease_refusal", refusal)
 
 
 def move_under_graph(patches: Patches) -> None:

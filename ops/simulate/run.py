@@ -242,16 +242,17 @@ class Run:
         if world.failure is not None or not answers or not isinstance(answers[0], Answer):
             world.fail("hang", f"a probe at {node} was not answered", lives[0].name)
             return
-        best = self._best(text)
         found = answers[0]
+        best = self._best(text, found.hash_tokens)
         if found.tokens not in best or (found.status is Status.FULL_HIT and not found.tokens):
             detail = f"a probe of prompt {name} at {node} found {found.tokens} tokens, there are {best} ({found.cause})"
             world.fail("convergence", detail, lives[0].name, client.name)
 
-    def _best(self, text: Text) -> list[int]:
+    def _best(self, text: Text, promised: int) -> list[int]:
         """Where a probe may resume: at the longest position, or behind a replay that begins later; by cost, anywhere."""
         judge, there, n = self.world.judge, self._there(text.digests), len(text)
-        direct, far = judge.best(n, there), judge.best(n, there, replays=True) if judge.replay_tokens else 0
+        direct = judge.best(n, there)
+        far = judge.best(n, there, replays=True, most=promised) if judge.replay_tokens else 0
         if self.world.model.plan == "cost":
             grid = range(judge.grid, n, judge.grid)
             ways = (False, True) if judge.replay_tokens else (False,)
