@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from dataclasses import replace
@@ -14,6 +13,7 @@ from ..fabric.doors import Rest
 from ..fabric.effects import Effect, Event, Received, Send, Tick
 from ..fabric.identity import join_vector
 from ..fabric.messages import Birth, GrantSeen, GrantUntil, Member, SetMode, SetWeights, ShardMap
+from .alarm import Alarm
 from .clock import Clock
 from .rehearsal import NO_REHEARSAL
 from .service import Service
@@ -43,7 +43,7 @@ class Directory(Service):
         self.mesh.unreachable = frozenset(setup["unreachable"])
         shards = ShardMap(*setup["shard_map"]) if "shard_map" in setup else None
         self.core = DirectoryCore(self.address, spec.model, self.incarnation, shards=shards)
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
         self._weights_number = self._mode_number = 0
         """What the supervisor told, which only holders act on: answered so that it need not say it again."""
 
@@ -56,8 +56,7 @@ class Directory(Service):
         return self.incarnation
 
     async def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._alarm.stop()
         await super().close()
 
     def received(self, sender: str, record: Any) -> None:
@@ -76,12 +75,7 @@ class Directory(Service):
 
     def _feed(self, event: Event) -> None:
         self._carry_out(self.core.handle(event, self.clock.now()))
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        due = self.core.next_deadline_s
-        if due is not None and not self.clock.held:
-            self._alarm = asyncio.get_running_loop().call_later(self.clock.left(due), self._feed, Tick())
+        self._alarm.set(self.core.next_deadline_s)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

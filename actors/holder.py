@@ -85,6 +85,7 @@ from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, Quie
 from ..transport.memfd import ArenaMemory, memory_available_bytes
 from ..transport.numa import stay_on
 from .addresses import place_of
+from .alarm import Alarm
 from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
@@ -177,7 +178,7 @@ class Holder(Service):
         self._regions: dict[tuple[str, int], tuple[Region, ...]] = {}
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
         self._closing = False
 
     # --- life ----------------------------------------------------------------------------------
@@ -222,8 +223,7 @@ class Holder(Service):
     async def close(self) -> None:
         """Let clients go, close the links, give the memory back once nobody maps it."""
         self._closing = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._alarm.stop()
         await super().close()
         for task in list(self._tasks):
             task.cancel()
@@ -275,7 +275,7 @@ class Holder(Service):
                     self._spawn(self._digest(effect))
                 case WriteExtent() | ReadExtent() | DeleteExtent() | UploadExtent() | DropLocal():
                     self._on_disk(effect)
-        self._set_alarm()
+        self._alarm.set(None if self._closing else self.core.next_deadline_s)
 
     def _on_disk(self, effect: DiskEffect) -> None:
         """Without a disk the core was told so, and asks for nothing but what it began before it knew."""
@@ -304,14 +304,6 @@ class Holder(Service):
 
     def _later(self, event: Event) -> None:
         asyncio.get_running_loop().call_soon(self._feed, event)
-
-    def _set_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        due = self.core.next_deadline_s
-        if due is not None and not self._closing and not self.clock.held:
-            self._alarm = asyncio.get_running_loop().call_later(self.clock.left(due), self._feed, Tick())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

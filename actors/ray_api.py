@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..fabric.kinds import FabricError
+from .shell import shell_of
 
 NAMESPACE = "kvfabric"
 CALL_TIMEOUT_S = 30.0
@@ -115,7 +116,7 @@ def start_actor(
     if node is not None:
         options["label_selector"] = {"ray.io/node-id": node}
     with _uninterrupted():
-        return module.remote(cls).options(**options).remote(*args)
+        return module.remote(shell_of(cls)).options(**options).remote(*args)
 
 
 def find_actor(name: str) -> Any | None:

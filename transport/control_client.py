@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import asyncio
-import contextlib
 import itertools
 import os
 import select
@@ -29,9 +28,6 @@ _READ_BYTES = 64 * 1024
 _INT = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT)
 PENDING_MAX = 1024
-UNHEARD_MAX = 64
-"""Replies to what was told that may lie unread: they are read before the server would wait for its client."""
-TAKEN_TIMEOUT_S = 1.0
 
 
 class ConnectionLost(FabricError, ConnectionError):
@@ -65,11 +61,11 @@ class _Channel:
         self._descriptors: deque[int] = deque()
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
-    def encode(self, payload: bytes) -> tuple[int, bytes]:
+    def encode(self, payload: bytes, status: FrameStatus = FrameStatus.REQUEST) -> tuple[int, bytes]:
         if len(payload) > self.frame_bytes_max:
             raise SpecError(f"request: {len(payload)} bytes, a frame takes {self.frame_bytes_max}")
         request_id = next(self.ids)
-        return request_id, encode(request_id, FrameStatus.REQUEST, payload)
+        return request_id, encode(request_id, status, payload)
 
     def receive(self) -> Iterator[tuple[Frame, tuple[int, ...]]]:
         """Read once; yields the replies completed. Raises ConnectionLost, BlockingIOError, TimeoutError."""
@@ -93,7 +89,7 @@ class _Channel:
         except WireError as error:
             raise ConnectionLost(f"{self.endpoint}: {error}") from None
         for frame in frames:
-            if frame.status is FrameStatus.REQUEST or frame.descriptors > len(self._descriptors):
+            if frame.status.asks or frame.descriptors > len(self._descriptors):
                 raise ConnectionLost(f"{self.endpoint}: the server sent what is no reply")
             yield frame, tuple(self._descriptors.popleft() for _ in range(frame.descriptors))
 
@@ -146,8 +142,6 @@ class BlockingClient:
         self._channel = channel
         self._lock = threading.Lock()
         self._closed = False
-        self._unheard = 0
-        """Replies to what was told that were not read yet."""
         self._hang_up = select.poll()
         self._hang_up.register(channel.sock.fileno(), select.POLLRDHUP)
 
@@ -189,34 +183,21 @@ class BlockingClient:
                 raise ConnectionLost(f"{self._channel.endpoint}: {error}") from None
 
     def tell(self, payload: bytes, timeout_s: float) -> None:
-        """Send one request and do not wait for its reply, which is read and dropped later.
+        """Send one request that gets no reply; the server takes it in the order of its arrival.
 
-        The server takes it in the order of its arrival. Raises as ``request``, but for RequestFailed.
+        Raises RequestTimedOut where the server reads nothing for so long, ConnectionLost, SpecError.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
             if self._closed:
                 raise ConnectionLost(f"{self._channel.endpoint}: this client is closed")
             try:
-                self._send(self._channel.encode(payload)[1], deadline)
-                self._unheard += 1
-                if self._unheard >= UNHEARD_MAX:
-                    self._hear(deadline)
+                self._send(self._channel.encode(payload, FrameStatus.TOLD)[1], deadline)
             except TimeoutError:
                 raise RequestTimedOut(f"{self._channel.endpoint}: no room to send within {timeout_s} s") from None
             except OSError as error:
                 self._shut()
-                if isinstance(error, ConnectionLost):
-                    raise
                 raise ConnectionLost(f"{self._channel.endpoint}: {error}") from None
-
-    def _hear(self, deadline: float) -> None:
-        """Read the replies to what was told."""
-        while self._unheard > 0:
-            self._set_timeout(deadline)
-            for _, descriptors in self._channel.receive():
-                self._unheard -= 1
-                _close_descriptors(descriptors)
 
     def _exchange(self, payloads: Sequence[bytes], deadline: float) -> list[Answer]:
         channel = self._channel
@@ -233,9 +214,8 @@ class BlockingClient:
                 self._set_timeout(deadline)
                 for frame, descriptors in channel.receive():
                     position = wanted.get(frame.request_id)
-                    if position is None:  # the late reply of a request that timed out, or to what was told
-                        self._unheard = max(self._unheard - 1, 0)
-                        _close_descriptors(descriptors)
+                    if position is None:
+                        _close_descriptors(descriptors)  # the late reply of a request that timed out
                     else:
                         got[position] = (frame, descriptors)
             return [_answer_of(*got[index]) for index in range(len(payloads))]
@@ -273,11 +253,9 @@ class BlockingClient:
         return not self._closed and not self._hang_up.poll(0)
 
     def close(self) -> None:
-        """End the connection, once what was told was taken (within a second); the server sees it. Idempotent."""
+        """End the connection; the server sees it, behind what was told. Idempotent."""
         with self._lock:
             if not self._closed:
-                with contextlib.suppress(OSError):
-                    self._hear(time.monotonic() + TAKEN_TIMEOUT_S)
                 self._shut()
 
     def __enter__(self) -> Self:

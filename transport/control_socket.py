@@ -282,7 +282,7 @@ class _Connection(asyncio.Protocol):
         try:
             frames = self._decoder.feed(data)
             for frame in frames:
-                if frame.status is not FrameStatus.REQUEST or frame.descriptors:
+                if not frame.status.asks or frame.descriptors:
                     raise WireError("frame: not a request")
         except WireError as error:
             self._refuse(str(error))
@@ -328,32 +328,36 @@ class _Connection(asyncio.Protocol):
         try:
             reply = self._server.handler(self._info, frame.payload)
             if isinstance(reply, bytes | tuple):
-                self._reply(frame.request_id, reply)
+                self._reply(frame, reply)
                 return
         except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection's other requests
-            self._handler_failed(frame.request_id, error)
+            self._handler_failed(frame, error)
             return
-        task = self._loop.create_task(self._await(frame.request_id, reply))
+        task = self._loop.create_task(self._await(frame, reply))
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
-    async def _await(self, request_id: int, reply: Awaitable[Reply]) -> None:
+    async def _await(self, frame: Frame, reply: Awaitable[Reply]) -> None:
         try:
-            self._reply(request_id, await reply)
+            self._reply(frame, await reply)
         except Exception as error:  # noqa: BLE001 - as in _serve
-            self._handler_failed(request_id, error)
+            self._handler_failed(frame, error)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self._waiting:
             self._serve_waiting()
 
-    def _handler_failed(self, request_id: int, error: Exception) -> None:
+    def _handler_failed(self, frame: Frame, error: Exception) -> None:
         self._server.counters.failed += 1
         logger.error("%s: a request failed", self._server.endpoint, exc_info=error)
-        self._send(encode(request_id, FrameStatus.FAILED, b"the request failed; the server's log says why"), [])
+        if frame.status is not FrameStatus.TOLD:
+            failed = b"the request failed; the server's log says why"
+            self._send(encode(frame.request_id, FrameStatus.FAILED, failed), [])
 
-    def _reply(self, request_id: int, reply: Reply) -> None:
+    def _reply(self, frame: Frame, reply: Reply) -> None:
+        if frame.status is FrameStatus.TOLD:
+            return
         payload, descriptors = (reply, ()) if isinstance(reply, bytes) else reply
         if len(payload) > self._server.frame_bytes_max or len(descriptors) > DESCRIPTORS_MAX:
             raise ProtocolError(
@@ -364,7 +368,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None:
             return
         copies = [os.dup(descriptor) for descriptor in descriptors]
-        self._send(encode(request_id, FrameStatus.REPLY, payload, len(copies)), copies)
+        self._send(encode(frame.request_id, FrameStatus.REPLY, payload, len(copies)), copies)
 
     # -- replies
 

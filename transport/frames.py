@@ -30,6 +30,13 @@ class FrameStatus(IntEnum):
     REPLY = 1
     FAILED = 2
     """The handler failed; the payload is one line of UTF-8."""
+    TOLD = 3
+    """A request that gets no reply."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether a client sends it, and not a server."""
+        return self in (FrameStatus.REQUEST, FrameStatus.TOLD)
 
 
 class Frame(NamedTuple):
@@ -80,7 +87,7 @@ class FrameDecoder:
     def _check(self, length: int, status: int, descriptors: int) -> None:
         if length > self._payload_bytes_max:
             raise WireError(f"frame: {length} bytes announced, {self._payload_bytes_max} accepted")
-        if status > FrameStatus.FAILED:
+        if status > FrameStatus.TOLD:
             raise WireError(f"frame: unknown status {status}")
         if descriptors > DESCRIPTORS_MAX:
             raise WireError(f"frame: {descriptors} descriptors announced, {DESCRIPTORS_MAX} accepted")

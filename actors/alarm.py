@@ -1,0 +1,37 @@
+"""The one timer of a process around a core: it rings when the core next wants to be woken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .clock import Clock
+
+
+class Alarm:
+    """Set after every step. One that is due no later than asked stays: setting a timer costs more than a step too many."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def set(self, due_s: float | None) -> None:
+        """Ring by ``due_s`` on the process's clock; None for never. One on a clock that stands still never rings."""
+        if due_s is None or self._clock.held:
+            self.stop()
+        elif self._timer is None or due_s < self._due_s:
+            self.stop()
+            self._due_s = due_s
+            self._timer = asyncio.get_running_loop().call_later(self._clock.left(due_s), self._rings)
+
+    def stop(self) -> None:
+        """Do not ring. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rings(self) -> None:
+        self._timer = None
+        self._ring()
