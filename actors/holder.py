@@ -611,6 +611,8 @@ class Holder(Service):
                 "moved_bytes": dict(self.moved),
                 "link_of": self.last_link,
                 "counters": dict(ctx.counters),
+                "costs": None if ctx.planning is None else ctx.planning.known(),
+                "placed_copies": {"prefixes": len(self.core.copies.copies), "bytes": self.core.copies.placed_bytes},
             }
         )
 

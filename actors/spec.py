@@ -244,6 +244,8 @@ class CostSpec(BaseModel):
     transfer_start_s: float = Field(default=CostGuess.transfer_start_s, ge=0, allow_inf_nan=False)
     restore_bytes_per_s: float = Field(default=CostGuess.restore_bytes_per_s, gt=0, allow_inf_nan=False)
     restore_start_s: float = Field(default=CostGuess.restore_start_s, ge=0, allow_inf_nan=False)
+    copy_bytes_per_s: float = Field(default=CostGuess.copy_bytes_per_s, gt=0, allow_inf_nan=False)
+    copy_start_s: float = Field(default=CostGuess.copy_start_s, ge=0, allow_inf_nan=False)
 
     def guess(self) -> CostGuess:
         """The same as the policy takes it."""

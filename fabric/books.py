@@ -357,6 +357,17 @@ class Books:
         first = numbers[0]
         return [int(first)] if (numbers == first).all() else np.unique(numbers).tolist()
 
+    def in_host(self, prompt: Prompt, group: int, shard: int) -> int:
+        """Along a prompt, the objects of which the copy to restore lies in host memory, as bits."""
+        table = self.table.get((group, shard), {})
+        keys = dict(prompt.keys).get(self.model.groups[group].unit_tokens, b"")
+        bits = 0
+        for i, digest in enumerate(split(keys)):
+            obj = table.get(digest)
+            if obj is not None and obj.below >= 0:
+                bits |= 1 << i
+        return bits
+
     def rooms(self, prompt: Prompt) -> list[Room]:
         """Room in each pool, and which objects of the prompt are pinned already."""
         digests = {unit: split(blob) for unit, blob in prompt.keys}

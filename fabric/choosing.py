@@ -12,7 +12,7 @@ import numpy as np
 
 from .expected import Expected
 from .kinds import Reason
-from .offers import Offers, Planning, offers_of
+from .offers import InHost, Offers, Planning, offers_of
 from .planner import View
 from .replay import replay_of
 from .rules import Resolution, resolve
@@ -46,6 +46,7 @@ class Terms:
     queued_bytes: float = 0
     explain: bool = False
     replay_tokens: int | None = None
+    in_host: InHost | None = None
 
 
 def choose(view: View, found: Resolution, planning: Planning | None, terms: Terms) -> Choice:
@@ -61,7 +62,9 @@ def choose(view: View, found: Resolution, planning: Planning | None, terms: Term
     if replay is None and not terms.explain and found.tokens and view.held_by_readers(found.tokens, found.revisions):
         return Choice(found)  # nothing to bring: no shorter position can be sooner
     replayed = 0 if replay is None else replay.length(terms.replay_tokens)
-    offers = offers_of(view, tiers=terms.tiers, replayed=replayed, queued_bytes=terms.queued_bytes)
+    offers = offers_of(
+        view, tiers=terms.tiers, replayed=replayed, queued_bytes=terms.queued_bytes, in_host=terms.in_host
+    )
     seconds = planning.seconds(offers)
     at = cheapest(offers, seconds, terms.min_tokens)
     replays = bool(offers.replayed[at])

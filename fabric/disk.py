@@ -562,7 +562,7 @@ class DiskDesk:
                     self._landed(obj, extent, refused, reading.since_s)
             self.host.pools.give_back(copy)
         busy_s = self.host_rate.done(good_bytes, reading.since_s, self.ctx.now)
-        self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
+        self.ctx.learn(Measured(Work.COPY, good_bytes, busy_s))
         self._go_on()
         return True
 

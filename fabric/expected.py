@@ -11,6 +11,8 @@ class Work(StrEnum):
 
     TRANSFER = "transfer"
     RESTORE = "restore"
+    COPY = "copy"
+    """Out of host memory, to where readers map it."""
     REPLAY = "replay"
     PREFILL = "prefill"
 
@@ -27,7 +29,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One way to resume, with the seconds it is expected to take, by what takes them."""
+    """One way to resume, with the seconds it is expected to take, by what takes them.
+
+    ``restore_s``: from the tiers, disk and host memory together.
+    """
 
     tokens: int
     replay_from: int | None

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from .admission import PRIORITY_MAX, WaitingLine
 from .at_hand import AtHand, longest
@@ -184,7 +185,7 @@ class Leader:
             return
         answer = self.at_hand.answer(client, message)
         if answer is not None:
-            if not message.probe:
+            if not message.probe and client != self.ctx.config.holder:
                 self.ctx.tally.answered(message.prompt.n, answer, answer.tokens)
                 self.granted(message, answer.tokens)
             self._recent.put(message.request, answer)
@@ -409,6 +410,7 @@ class Leader:
             queued_bytes=self.disk.bytes_before(self._place_s(op)),
             explain=op.request.explain,
             replay_tokens=op.request.replay_tokens,
+            in_host=partial(self.ctx.books.in_host, op.request.prompt),
         )
         return choose(op.view, found, self.ctx.planning, terms)
 

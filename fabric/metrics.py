@@ -71,6 +71,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("kvfabric_alignment_lost_tokens_total", _C, (), "Tokens that only the resume grid forbade"),
     Family("kvfabric_replayed_tokens_total", _C, (), "Granted tokens whose windows the reader computes again"),
+    Family("kvfabric_copies_total", _C, ("outcome",), "Copies of hot prefixes: asked for, placed, refused, dropped"),
+    Family("kvfabric_writes_not_worth_total", _C, (), "Objects that second touch kept off the disk"),
     Family("kvfabric_admission_refusals_total", _C, ("verb", "reason"), "Acquires and stores refused for want of room"),
     Family("kvfabric_refusals_total", _C, ("reply", "reason"), "Other requests of clients that were refused"),
     Family("kvfabric_audits_total", _C, ("outcome",), "Leases whose state an adapter recomputed and compared"),
@@ -113,6 +115,7 @@ _PLAIN = {
     "kvfabric_stored_objects_total": "stored_objects",
     "kvfabric_restored_bytes_total": "restored_bytes",
     "kvfabric_written_bytes_total": "written_bytes",
+    "kvfabric_writes_not_worth_total": "writes_not_worth",
 }
 
 
@@ -128,6 +131,8 @@ def _funnel(core: HolderCore) -> Iterator[Point]:
         yield Point("kvfabric_tokens_total", (stage,), count[tokens])
     for name, counter in _PLAIN.items():
         yield Point(name, (), count[counter])
+    for outcome in ("asked_for", "placed", "refused", "dropped"):
+        yield Point("kvfabric_copies_total", (outcome,), count[f"copies_{outcome}"])
     for status, n in core.ctx.tally.answers.items():
         yield Point("kvfabric_answers_total", (str(status),), n)
 

@@ -96,6 +96,8 @@ class CostGuess:
     transfer_start_s: float = 0.001
     restore_bytes_per_s: float = 1e9
     restore_start_s: float = 0.002
+    copy_bytes_per_s: float = 1e10
+    copy_start_s: float = 0.0005
 
 
 class LeastTime:
@@ -110,6 +112,7 @@ class LeastTime:
         self.prefill = Line(0.0, 1 / guess.prefill_tokens_per_s, 1024)
         self.replay = Line(0.0, 1 / guess.replay_tokens_per_s, 1024)
         self.restore = Line(guess.restore_start_s, 1 / guess.restore_bytes_per_s, 8 << 20)
+        self.copy = Line(guess.copy_start_s, 1 / guess.copy_bytes_per_s, 64 << 20)
         self.transfer = Line(guess.transfer_start_s, 1 / guess.transfer_bytes_per_s, 8 << 20)
         self.sources: OrderedDict[str, Line] = OrderedDict()
 
@@ -125,6 +128,8 @@ class LeastTime:
                 self.replay.learn(measured.amount, measured.seconds)
             case Work.RESTORE:
                 self.restore.learn(measured.amount, measured.seconds)
+            case Work.COPY:
+                self.copy.learn(measured.amount, measured.seconds)
             case Work.TRANSFER:
                 line = self.sources.setdefault(measured.source, self.transfer.like())
                 self.sources.move_to_end(measured.source)
@@ -135,7 +140,7 @@ class LeastTime:
 
     def seconds(self, offers: Offers) -> NDArray[np.float64]:
         total = self.prefill.over(offers.prefilled) + self.replay.over(offers.replayed)
-        total += self._restores(offers.restored, offers.queued_bytes)
+        total += self._restores(offers.restored, offers.queued_bytes) + self.copy.over(offers.copied)
         for source, moved in offers.moved.items():
             total += self.line_of(source).over(moved)
         return total
@@ -143,13 +148,21 @@ class LeastTime:
     def _restores(self, restored: NDArray[np.int64], queued_bytes: float) -> NDArray[np.float64]:
         return self.restore.over(np.where(restored > 0, restored + queued_bytes, 0))
 
+    def known(self) -> dict[str, dict[str, float]]:
+        lines = {"prefill": self.prefill, "replay": self.replay, "restore": self.restore, "copy": self.copy}
+        lines |= {"transfer": self.transfer, **{f"transfer from {s}": line for s, line in self.sources.items()}}
+        return {
+            name: {"start_s": line.fixed_s, "each_s": line.unit_s, "samples": line.samples}
+            for name, line in lines.items()
+        }
+
     def expected(self, offers: Offers, at: int) -> Expected:
         one = slice(at, at + 1)
         return Expected(
             int(offers.tokens[at]),
             offers.replay_from(at),
             sum(self.line_of(s).seconds(int(moved[at])) for s, moved in offers.moved.items()),
-            float(self._restores(offers.restored[one], offers.queued_bytes)[0]),
+            float(self._restores(offers.restored[one], offers.queued_bytes)[0] + self.copy.over(offers.copied[one])[0]),
             self.replay.seconds(int(offers.replayed[at])),
             self.prefill.seconds(int(offers.prefilled[at])),
         )

@@ -50,6 +50,39 @@ def test_each_group_is_told_up_to_where_it_could_serve(story: Path, capsys: pyte
     assert found["cause"]["reason"] == "index_absent"
 
 
+PLANNED = """\
+scenario: a plan by cost
+model:
+  weights: v1
+  plan: cost
+  replay: true
+  groups:
+    - {name: kv, kind: compressed_history, block_tokens: 16}
+    - {name: swa, kind: sliding_window, block_tokens: 16, window_tokens: 20}
+nodes: {n0: {}}
+steps:
+  - store: {at: n0, prompt: P, tokens: 64}
+  - drop: {at: n0, prompt: P, group: swa}
+  - acquire: {at: n0, prompt: P, tokens: 70}
+"""
+
+
+def test_a_plan_by_cost_tells_what_it_weighed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "planned.yaml"
+    path.write_text(PLANNED)
+    found = explained(capsys, str(path))
+    assert (found["tokens"], found["replay_from"]) == (64, 44)
+    taken, nothing = found["plan"][0], next(way for way in found["plan"] if way["tokens"] == 0)
+    assert (taken["tokens"], taken["replay_from"]) == (64, 44)
+    assert taken["replay_s"] == pytest.approx(20 / 5000)
+    assert nothing["prefill_s"] == pytest.approx(70 / 5000)
+    with pytest.raises(SystemExit):
+        main(["explain", str(path)])
+    told = capsys.readouterr().out
+    assert "windows and tails are replayed from 44" in told
+    assert "taken" in told
+
+
 def test_making_usable_what_it_names_lengthens_the_hit_to_where_it_says(
     story: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

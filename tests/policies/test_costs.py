@@ -170,8 +170,39 @@ def test_offers_count_exactly_the_bytes_that_a_plan_moves(seed: int) -> None:
         assert int(offers.restored[at]) == restored
 
 
+@settings(max_examples=30)
+@given(seed=st.integers(0, 100_000))
+def test_what_lies_in_host_memory_is_copied_and_the_rest_restored(seed: int) -> None:
+    rng = random.Random(seed)
+    model = random_model(rng)
+    view = view_of(model, rng)
+    host = {(g, s): rng.getrandbits(90) for g in range(len(model.groups)) for s in range(model.shards)}
+    split = offers_of(view, tiers=True, in_host=lambda g, s: host[g, s])
+    plain = offers_of(view, tiers=True)
+    assert (split.restored + split.copied == plain.restored).all()
+    none = offers_of(view, tiers=True, in_host=lambda *_: -1)
+    elsewhere = offers_of(view, tiers=False)
+    assert (none.restored <= plain.restored).all()
+    assert not elsewhere.restored.any()
+    assert not elsewhere.copied.any()
+
+
+def test_a_copy_out_of_host_memory_has_a_line_of_its_own() -> None:
+    costs = LeastTime()
+    for _ in range(60):
+        costs.learn(Measured(Work.COPY, 1 << 20, 0.25))
+        costs.learn(Measured(Work.RESTORE, 1 << 20, 2.0))
+    zeros = np.zeros(1, np.int64)
+    mega = np.full(1, 1 << 20, np.int64)
+    copied = costs.expected(Offers(2, zeros, zeros, {}, zeros, mega), 0)
+    restored = costs.expected(Offers(2, zeros, zeros, {}, mega, zeros), 0)
+    assert copied.restore_s == pytest.approx(0.25, rel=0.05)
+    assert restored.restore_s == pytest.approx(2.0, rel=0.05)
+    assert costs.known()["copy"]["samples"] == 60
+
+
 def test_of_equal_offers_the_longer_is_taken() -> None:
-    offers = Offers(100, np.array([0, 16, 32]), np.zeros(3, np.int64), {}, np.zeros(3, np.int64))
+    offers = Offers(100, np.array([0, 16, 32]), np.zeros(3, np.int64), {}, np.zeros(3, np.int64), np.zeros(3, np.int64))
     free = LeastTime(CostGuess(prefill_tokens_per_s=1e30))
     assert cheapest(offers, np.round(free.seconds(offers), 9)) == 2
 
