@@ -92,5 +92,7 @@ def _worth_telling(offers: Offers, seconds: np.typing.NDArray[np.float64], chose
     """The chosen offer, the longest with and without a replay, to recompute everything, and the next best."""
     replayed = offers.replayed > 0
     told = [chosen, *(int(np.flatnonzero(kind)[-1]) for kind in (~replayed, replayed) if kind.any()), 0]
-    rest = [i for i in np.argsort(seconds, kind="stable").tolist() if i not in told]
-    return list(dict.fromkeys(told + rest[:1]))
+    rest = seconds.copy()
+    rest[told] = np.inf
+    following = int(np.argmin(rest))
+    return list(dict.fromkeys([*told, following] if np.isfinite(rest[following]) else told))

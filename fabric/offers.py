@@ -141,9 +141,10 @@ class _Needed:
 
     def bytes_of(self, bits: int) -> Counts:
         """How many bytes of these objects each position needs."""
-        held = np.zeros(self.objects + 1, np.int64)
-        np.cumsum(unpacked(octets_of(bits, self.objects))[: self.objects], out=held[1:])
-        return np.where(self.none, 0, (held[self.head] + held[self.end] - held[self.first]) * self.size)
+        held = np.zeros(self.objects + 1, np.int32)
+        np.cumsum(unpacked(octets_of(bits, self.objects))[: self.objects], dtype=np.int32, out=held[1:])
+        count = held[self.head] + held[self.end] - held[self.first]
+        return np.where(self.none, 0, count * np.int64(self.size))
 
 
 def _tolls(view: View, positions: Counts, tiers: bool, in_host: InHost) -> _Toll:
@@ -155,6 +156,9 @@ def _tolls(view: View, positions: Counts, tiers: bool, in_host: InHost) -> _Toll
         if not objects or not len(positions):
             continue
         spans = rule.spans(np.maximum(positions, grid))
+        head, first, end = spans
+        if not head.any() and (first >= end).all():
+            continue  # a replay needs nothing of what it rebuilds
         needed = _Needed(*spans, positions == 0, objects, view.model.groups[group].block_bytes)
         for shard in range(view.model.shards):
             for source, from_tier, bits in view.copies(group, shard, tiers=tiers):
