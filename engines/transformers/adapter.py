@@ -134,6 +134,10 @@ def resume(
     lease = answer.lease
     if lease is None:
         return Resumed(None, 0, answer)
+    if lease.replay_from is not None:
+        lease.release(reused_tokens=0)
+        detail = f"windows from {lease.replay_from} on are to be computed again: this adapter replays nothing"
+        return Resumed(None, 0, answer, Reason.WINDOW_INCOMPLETE, detail)
     reused = 0
     try:
         cache = _restored(session, model, geometry, lease)
