@@ -20,11 +20,7 @@ import numpy.typing as npt
 from ..fabric.kinds import FabricError, Reason
 from ..fabric.messages import Done, StoreAbort, StoreBegun, StoreCommit, StoreQuiet
 from ..fabric.model import ModelSpec
-from ..transport.digest import checksum
-from ..transport.memfd import WritableSlots
-from .client import HolderClient, HolderLost, request_id
-
-Bytes = npt.NDArray[np.uint8]
+from .client import HolderClient, HolderLost, Writable, request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class Attempt:
             slots = np.frombuffer(run.slots, dtype="<u4").tolist()
             self._order.extend((name, index, slot) for index, slot in zip(run.indices, slots, strict=True))
         self._slots = {(group, index): slot for group, index, slot in self._order}
-        self._writable: WritableSlots | None = None
+        self._writable: Writable | None = None
         if self._order:
             self._writable = client.writable(begun.attempt, [slot for _, _, slot in self._order])
 
@@ -65,8 +61,11 @@ class Attempt:
         """Whether (group, index) is to be written: what was there already is not."""
         return key in self._slots
 
-    def view(self, group: str, index: int) -> Bytes:
-        """The slot to write one object to: uint8 of shape (block_bytes,). Raises KeyError for another."""
+    def view(self, group: str, index: int) -> Any:
+        """The slot to write one object to: uint8 of shape (block_bytes,). Raises KeyError for another.
+
+        A numpy array where readers' memory is host memory, a torch tensor where it is a GPU's.
+        """
         if self._writable is None:
             raise KeyError(f"{group}[{index}]: this attempt writes nothing")
         return self._writable.view(self._slots[group, index])
@@ -80,7 +79,7 @@ class Attempt:
         sums = []
         if self._writable is not None:
             self._writable.seal()
-            sums = [checksum(self._writable.view(slot)) for _, _, slot in self._order]
+            sums = self._writable.checksums([slot for _, _, slot in self._order])
         try:
             done = self._client.call(StoreCommit(request_id(), self._number, b"".join(sums)), Done)
         except HolderLost:
@@ -100,8 +99,16 @@ class Attempt:
             return
 
 
-def copy_into(target: Bytes, array: npt.NDArray[Any], where: str) -> None:
-    """Copy an object's bytes into its slot. Raises FabricError naming it if its size is another."""
+def copy_into(target: Any, array: npt.NDArray[Any], where: str) -> None:
+    """Copy an object's bytes into its slot, a numpy array or a tensor. Raises FabricError naming it if its size is another."""
+    if not isinstance(target, np.ndarray):
+        from ..transport.gpu import fill
+
+        try:
+            fill(target, array)
+        except ValueError as error:
+            raise FabricError(f"{where}: {error}") from None
+        return
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if raw.nbytes != target.nbytes:
         raise FabricError(f"{where}: {raw.nbytes} bytes given, an object of this group has {target.nbytes}")

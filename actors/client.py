@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..fabric import wire
-from ..fabric.arena import Arena, ArenaLayout
+from ..fabric.arena import Arena, ArenaLayout, Memory
 from ..fabric.kinds import FabricError
-from ..fabric.messages import ArenaReply, ArenaRequest, Done, Member, Misuse, SlotsRequest
+from ..fabric.messages import ArenaReply, ArenaRequest, Done, GpuReply, GpuRequest, Member, Misuse, SlotsRequest
 from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
 from .clock import MONOTONIC, Clock
+
+if TYPE_CHECKING:
+    from ..transport.gpu import GpuPools
 
 R = TypeVar("R")
 
@@ -30,6 +34,22 @@ class HolderLost(FabricError, ConnectionError):
 
 class HolderSilent(HolderLost):
     """The holder did not answer in time, whether or not it serves the request later."""
+
+
+class Writable(Protocol):
+    """An open attempt's own slots, in whichever memory (``WritableSlots``, ``WritableGpuSlots``)."""
+
+    def view(self, slot: int) -> Any:
+        """The slot to write to. Raises KeyError for a slot of another attempt."""
+
+    def checksums(self, slots: Sequence[int]) -> list[bytes]:
+        """The digests of whole slots, in order."""
+
+    def seal(self) -> None:
+        """End writing."""
+
+    def revoke(self) -> None:
+        """Cut the writer off, as far as its memory lets that be done."""
 
 
 def request_id() -> str:
@@ -109,7 +129,7 @@ class HolderClient(_Line):
             for fd in answer.descriptors:
                 os.close(fd)
             raise FabricError(f"holder {self.member.address}: its arena was not handed over: {reply}")
-        return map_read_only(answer.descriptors[0], ArenaLayout.from_plain(reply.pools)), reply.incarnation
+        return map_read_only(answer.descriptors[0], ArenaLayout.of_plain(reply.pools, reply.places)), reply.incarnation
 
     def call(self, record: Any, expect: type[R], timeout_s: float = REQUEST_TIMEOUT_S) -> R:
         """Ask and wait. Raises HolderLost, or FabricError where the request makes no sense.
@@ -179,7 +199,7 @@ class HolderClient(_Line):
             os.close(fd)
         return expect_reply(wire.decode(answer.payload), expect)
 
-    def writable(self, attempt: int, slots: list[int]) -> WritableSlots:
+    def writable(self, attempt: int, slots: list[int]) -> Writable:
         """The attempt's own slots, mapped for writing."""
         answer = self._request(self._main, SlotsRequest("slots", attempt), REQUEST_TIMEOUT_S)
         done = expect_reply(wire.decode(answer.payload), Done)
@@ -187,7 +207,34 @@ class HolderClient(_Line):
             for fd in answer.descriptors:
                 os.close(fd)
             raise FabricError(f"attempt {attempt}: {done.detail}")
+        if self.arena.layout.cuda_bytes:
+            os.close(answer.descriptors[0])
+            from ..transport.gpu import WritableGpuSlots
+
+            return WritableGpuSlots(self.gpu, slots)
         return WritableSlots.map(answer.descriptors[0], self.arena.layout, slots)
+
+    @functools.cached_property
+    def gpu(self) -> GpuPools:
+        """The holder's GPU memory, mapped when it is first needed: who only asks where state lies needs no GPU.
+
+        Raises FabricError where this process does not see the holder's GPU, or the holder has none.
+        """
+        from ..transport.gpu import GpuPools
+
+        reply = self.call(GpuRequest(request_id()), GpuReply)
+        return GpuPools.open(reply.export, self.arena.layout)
+
+    def content(self, slot: int) -> Any:
+        """The bytes that a slot's header says were sealed: a read-only numpy array, or a tensor on the holder's GPU."""
+        if not self.arena.layout.cuda_bytes or self.arena.layout.memory_of(slot) is Memory.HOST:
+            return self.arena.content(slot)
+        return self.gpu.slot(slot)[: int(self.arena.lengths[slot])]
+
+    def settle(self) -> None:
+        """Wait for what this process has queued on the holder's GPU: only then does a check judge what was read."""
+        if "gpu" in vars(self):
+            self.gpu.settle()
 
     @property
     def alive(self) -> bool:

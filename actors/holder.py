@@ -59,6 +59,8 @@ from ..fabric.messages import (
     Birth,
     Done,
     EventsSeen,
+    GpuReply,
+    GpuRequest,
     GrantSeen,
     GrantUntil,
     Members,
@@ -78,19 +80,20 @@ from ..fabric.supervisor import SUPERVISOR
 from ..policies.limits import quotas
 from ..policies.planning import disk_admission_of, planning_of
 from ..transport.control_socket import Reply
-from ..transport.digest import checksum, copy_and_checksum
 from ..transport.disk.driver import DiskEffect
 from ..transport.disk.faults import DiskFault
 from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory, memory_available_bytes
 from ..transport.numa import stay_on
+from ..transport.payloads import SlotCopy
 from .addresses import place_of
 from .alarm import Alarm
 from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
+from .gpu import payloads_of, take_gpu
 from .health import health_of, leases_of
-from .links import start_links
+from .links import HolderMemory, start_links
 from .metrics import MetricsExport, link_points
 from .rehearsal import NO_REHEARSAL
 from .service import UNIX_CLIENT, Service
@@ -139,6 +142,8 @@ class Holder(Service):
         numa_node = spec.transport.numa_node_of(place_of(self.address))
         if numa_node is not None:
             stay_on(numa_node, self.memory)
+        self.gpu = take_gpu(layout, self.address)
+        self.payloads = payloads_of(self.memory.arena, self.gpu)
         self._for_readers, self._for_writers = self.memory.read_only_fd(), self.memory.read_write_fd()
         config = HolderConfig(
             holder=self.address,
@@ -187,7 +192,7 @@ class Holder(Service):
         """Start the links, listen, begin this life; returns a Birth record."""
         self.links, self.link_problems = await self._in_thread(
             lambda: start_links(
-                self.memory,
+                HolderMemory(self.memory, self.payloads, self.gpu),
                 self.spec.transport,
                 holder=self.address,
                 incarnation=self.incarnation,
@@ -311,9 +316,17 @@ class Holder(Service):
         task.add_done_callback(self._tasks.discard)
 
     async def _digest(self, effect: DigestSlots) -> None:
-        arena = self.memory.arena
-        sums = await self._in_thread(lambda: tuple(checksum(arena.content(slot)) for slot in effect.slots))
-        self._feed(Digested(effect.token, sums))
+        lengths = self.memory.arena.lengths
+        slots = [(slot, int(lengths[slot])) for slot in effect.slots]
+        self._feed(Digested(effect.token, await self._in_thread(lambda: self._checksums(slots))))
+
+    def _checksums(self, slots: list[tuple[int, int]]) -> tuple[bytes, ...]:
+        """In a thread: digests of the first bytes of slots; what a GPU cannot read any more equals nothing recorded."""
+        try:
+            return tuple(self.payloads.checksums(slots))
+        except RuntimeError as error:
+            logger.warning("payload cannot be read: %s", error)
+            return (b"",) * len(slots)
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -374,15 +387,15 @@ class Holder(Service):
 
     def _copy_here(self, effect: StartTransfer) -> tuple[Moved, ...]:
         """In a thread: from slot to slot of this arena."""
-        arena = self.memory.arena
         failing = frozenset() if self.door is None else self.door.failing_copies(effect)
+        copies = [SlotCopy(p.source_slot, p.slot, p.length) for p in effect.pairs if p.slot not in failing]
+        try:
+            landed = dict(zip((c.target for c in copies), self.payloads.copy(copies), strict=True))
+        except RuntimeError as error:  # what torch raises where a GPU fails
+            logger.warning("copies within the arena failed: %s", error)
+            landed = {}
         return tuple(
-            Moved(
-                p.slot,
-                copy_and_checksum(arena.payload(p.slot)[: p.length], arena.payload(p.source_slot)[: p.length]),
-            )
-            if p.slot not in failing
-            else Moved(p.slot, None, TransferFault.FAILED)
+            Moved(p.slot, landed[p.slot]) if p.slot in landed else Moved(p.slot, None, TransferFault.FAILED)
             for p in effect.pairs
         )
 
@@ -424,6 +437,11 @@ class Holder(Service):
             case ArenaRequest():
                 self._maps_memory(client)
                 return self._arena_reply(record), [self._for_readers]
+            case GpuRequest():
+                self._maps_memory(client)
+                if self.gpu is None:
+                    raise FabricError("this holder's memory is no GPU's: ask for its arena")
+                return wire.encode(GpuReply(record.request, self.gpu.export()))
             case SlotsRequest():
                 self._maps_memory(client)
                 return self._slots_reply(client, record)
@@ -444,8 +462,9 @@ class Holder(Service):
             raise FabricError("memory is handed out over the holder's Unix socket only: use WriteSlots and ReadSlots")
 
     def _arena_reply(self, record: ArenaRequest) -> bytes:
-        pools = tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in self.memory.layout.pools)
-        reply = ArenaReply(record.request, self.address, self.incarnation, self.core.ctx.weights, pools)
+        layout, weights = self.memory.layout, self.core.ctx.weights
+        places = layout.places_plain()
+        reply = ArenaReply(record.request, self.address, self.incarnation, weights, layout.pools_plain(), places)
         return wire.encode(reply)
 
     def _slots_reply(self, client: str, record: SlotsRequest) -> Reply:
@@ -463,7 +482,7 @@ class Holder(Service):
             obj = own.get(slot)
             if obj is None or len(payload) != obj.length:
                 raise FabricError(f"slot {slot}: not one of the attempt's, or not its length")
-            np.copyto(self.memory.arena.payload(slot)[: obj.length], np.frombuffer(payload, dtype=np.uint8))
+            self.payloads.write(slot, np.frombuffer(payload, dtype=np.uint8))
         return Done(record.request, None, "")
 
     def _read_slots(self, record: ReadSlots) -> Payload:
@@ -482,7 +501,7 @@ class Holder(Service):
             slot = slots.get((record.group, record.shard, index))
             if slot is None:
                 raise FabricError(f"group {record.group}, index {index}: not part of the lease")
-            payload.append(self.memory.arena.content(slot).tobytes())
+            payload.append(self.payloads.read(slot, int(self.memory.arena.lengths[slot])).tobytes())
             if sum(map(len, payload)) > READ_BYTES_MAX:
                 raise FabricError(f"more than {READ_BYTES_MAX} bytes at once: ask for fewer indices")
         return Payload(record.request, None, tuple(payload))

@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgpack
 import numpy as np
@@ -50,19 +50,22 @@ class LeaseRefused(FabricError):
         self.reason = reason
 
 
-class GroupView(Mapping[int, Bytes]):
-    """One group's leased objects of one shard: index -> uint8 array of shape (length,), read-only."""
+class GroupView(Mapping[int, Any]):
+    """One group's leased objects of one shard: index -> uint8 array of shape (length,), read-only.
 
-    def __init__(self, arena: Arena, run: SlotRun) -> None:
-        self._arena = arena
+    Where readers' memory is a GPU's, a tensor on that GPU; CUDA cannot make it read-only: do not write to it.
+    """
+
+    def __init__(self, content: Callable[[int], Any], run: SlotRun) -> None:
+        self._content = content
         self._run = run
 
     @functools.cached_property
     def _slots(self) -> dict[int, int]:
         return dict(zip(self._run.indices, np.frombuffer(self._run.slots, dtype="<u4").tolist(), strict=True))
 
-    def __getitem__(self, index: int) -> Bytes:
-        return self._arena.content(self._slots[index])
+    def __getitem__(self, index: int) -> Any:
+        return self._content(self._slots[index])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._run.indices)
@@ -78,11 +81,11 @@ class GroupView(Mapping[int, Bytes]):
 class Views(Mapping[str, GroupView]):
     """All leased groups. A model of several shards: :meth:`of` names the shard."""
 
-    def __init__(self, model: ModelSpec, parts: list[tuple[LeasePart, Arena]]) -> None:
+    def __init__(self, model: ModelSpec, parts: Sequence[tuple[LeasePart, Callable[[int], Any]]]) -> None:
         self._views: dict[tuple[str, int], GroupView] = {}
-        for part, arena in parts:
+        for part, content in parts:
             for run in part.slots:
-                self._views[model.groups[run.group].name, run.shard] = GroupView(arena, run)
+                self._views[model.groups[run.group].name, run.shard] = GroupView(content, run)
 
     def of(self, group: str, shard: int) -> GroupView:
         """Raises KeyError for a group that nothing is leased of."""
@@ -125,7 +128,7 @@ class Lease:
         """What the last check found."""
         self._slots: dict[str, LeasedSlots] = {}
         self.deadline_s = grant.deadline_s
-        pairs = [(part, clients[part.holder].arena) for part in grant.parts]
+        pairs = [(part, clients[part.holder].content) for part in grant.parts]
         self.views = Views(model, pairs)
 
     @property
@@ -177,9 +180,14 @@ class Lease:
 
     @contextlib.contextmanager
     def read(self, group: str, shard: int | None = None) -> Iterator[GroupView]:
-        """A group's views, checked before and after. Raises LeaseRefused; KeyError for an unknown group."""
+        """A group's views, checked before and after. Raises LeaseRefused; KeyError for an unknown group.
+
+        On a GPU what the block has queued is waited for before the second check.
+        """
         self._must_hold()
         yield self.views[group] if shard is None else self.views.of(group, shard)
+        for client in self._clients.values():
+            client.settle()
         self._must_hold()
 
     def _must_hold(self) -> None:

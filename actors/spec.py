@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..fabric.admission import ByteLimit
-from ..fabric.arena import PAGE_BYTES, ArenaLayout, PoolLayout
+from ..fabric.arena import PAGE_BYTES, ArenaLayout, Checksum, Memory, PoolLayout
 from ..fabric.kinds import ObjectKind, SpecError, Tier
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
@@ -258,6 +259,8 @@ class FabricSpec(BaseModel):
 
     ``host_memory_bytes``: a tier of host memory below what readers map, split likewise, ``host_slots`` in its
     place: ``memory_bytes`` is then the tier G1 and this G2. What is swapped out goes there before it goes to disk.
+    ``device``: ``cuda`` puts what readers map on a GPU, one a holder; what they are handed are tensors there.
+    ``checksum``: how all holders digest payload; by default the fastest that the device can.
     ``directory_shards``: how many processes the directory is spread over.
     ``holders_per_node``: how many holders share a node without GPUs (each owns some shards).
     ``node_bytes_per_s``: what a node's holders may move together in a second, restores, fetches, copies between
@@ -279,6 +282,8 @@ class FabricSpec(BaseModel):
     model: ModelSpec
     memory_bytes: int = Field(default=256 << 20, ge=1 << 16)
     slots: dict[str, int] = Field(default_factory=dict)
+    device: Literal["cpu", "cuda"] = "cpu"
+    checksum: Checksum | None = None
     host_memory_bytes: int | None = Field(default=None, ge=1 << 16)
     host_slots: dict[str, int] = Field(default_factory=dict)
     holders_per_node: int = Field(default=1, ge=1, le=64)
@@ -327,6 +332,13 @@ class FabricSpec(BaseModel):
             self.limits.byte_limits(self.model)
         except SpecError as error:
             raise ValueError(str(error)) from None
+        if self.device == "cuda":
+            if self.disk is not None and self.host_memory_bytes is None:
+                raise ValueError("host_memory_bytes: between a GPU and a disk bytes pass through host memory")
+            if self.checksum is Checksum.XXH3_128:
+                raise ValueError("checksum: a GPU cannot compute xxh3_128: say lanes_128, or nothing")
+            if self.testing:
+                raise ValueError("testing: rehearsals work on host memory, not on a GPU's")
         if self.host_slots and self.host_memory_bytes is None:
             raise ValueError("host_slots: without host_memory_bytes there is no host memory below what readers map")
         numa_nodes = self.transport.numa_node
@@ -369,9 +381,11 @@ class FabricSpec(BaseModel):
     def passport(self, group: GroupSpec) -> AbiPassport:
         """The passport readers and writers of a group have unless they say otherwise."""
         spec = self.passports.get(group.name)
-        if spec is not None:
-            return spec.passport()
-        return AbiPassport(alignment_bytes=group.alignment_bytes)
+        passport = AbiPassport(alignment_bytes=group.alignment_bytes) if spec is None else spec.passport()
+        if self.digested is Checksum.XXH3_128:
+            return passport
+        # Records name how they are digested, so that no other way judges them.
+        return replace(passport, extent_format=f"{passport.extent_format}+{self.digested}")
 
     def shards_of(self, place: int) -> tuple[int, ...]:
         """The shards (ranks) that the holder at ``place`` on a node owns."""
@@ -390,10 +404,19 @@ class FabricSpec(BaseModel):
     def layout(self, shards: tuple[int, ...], slots: Mapping[str, int] | None = None) -> ArenaLayout:
         """The arena of a holder that owns ``shards``; ``slots`` in place of the spec's own."""
         named = self.slots if slots is None else slots
-        if self.host_memory_bytes is None:
-            return ArenaLayout(self._pools(Tier.G2, self.memory_bytes, named, shards))
-        readers = self._pools(Tier.G1, self.memory_bytes, named, shards)
-        return ArenaLayout([*readers, *self._pools(Tier.G2, self.host_memory_bytes, self.host_slots, shards)])
+        if self.host_memory_bytes is None and self.device == "cpu":
+            return ArenaLayout(self._pools(Tier.G2, self.memory_bytes, named, shards), self.digested)
+        pools = self._pools(Tier.G1, self.memory_bytes, named, shards)
+        if self.device == "cuda":
+            pools = [replace(pool, memory=Memory.CUDA) for pool in pools]
+        if self.host_memory_bytes is not None:
+            pools += self._pools(Tier.G2, self.host_memory_bytes, self.host_slots, shards)
+        return ArenaLayout(pools, self.digested)
+
+    @property
+    def digested(self) -> Checksum:
+        """How all holders of this fabric digest payload."""
+        return self.checksum or (Checksum.LANES_128 if self.device == "cuda" else Checksum.XXH3_128)
 
     def _pools(
         self, tier: Tier, memory_bytes: int, named: Mapping[str, int], shards: tuple[int, ...]

@@ -11,20 +11,23 @@ readers in other processes see the same bytes, so the order of header writes is 
 
 Layout (all little endian): one page of arena header, the header table (64 bytes a slot, padded to
 pages), then the slots; every slot begins on a page so that a writer's mapping covers only its own.
+
+Slots of pools in GPU memory have their headers here, in host memory, and their payload there: at an
+offset into the GPU's part, which is laid out likewise and begins with its first slot.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .kinds import SpecError, Tier, WireError
+from .kinds import ProtocolError, SpecError, Tier, WireError
 
 PAGE_BYTES = 4096
 ARENA_MAGIC = b"KVFABRIC"
@@ -74,15 +77,36 @@ class SlotState(IntEnum):
     QUARANTINED = 3
 
 
+class Memory(StrEnum):
+    """Which memory a pool's payload lies in."""
+
+    HOST = "host"
+    CUDA = "cuda"
+
+
+class Checksum(StrEnum):
+    """How payload is digested, 16 bytes each: xxh3-128, or one that a GPU computes in parallel."""
+
+    XXH3_128 = "xxh3_128"
+    LANES_128 = "lanes_128"
+
+
+PlainPool = tuple[int, int, int, int, str]
+"""A pool in a wire record: group, shard, slots, slot_bytes, tier."""
+PlainPlace = tuple[str, str]
+"""What else there is to say of a pool: memory, checksum. Unsaid, it is host memory and xxh3-128."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """``slots`` slots of ``slot_bytes`` payload for one group and shard on one tier."""
+    """``slots`` slots of ``slot_bytes`` payload for one group and shard on one tier, in one memory."""
 
     group: int
     shard: int
     slots: int
     slot_bytes: int
     tier: Tier = Tier.G2
+    memory: Memory = Memory.HOST
 
     @property
     def stride_bytes(self) -> int:
@@ -91,25 +115,30 @@ class PoolLayout:
 
 
 class ArenaLayout:
-    """Where each pool's slots lie. Slot numbers run through all pools in order."""
+    """Where each pool's slots lie. Slot numbers run through all pools in order; one way to digest serves all."""
 
-    def __init__(self, pools: Sequence[PoolLayout]) -> None:
+    def __init__(self, pools: Sequence[PoolLayout], checksum: Checksum = Checksum.XXH3_128) -> None:
         self.pools = tuple(pools)
+        self.checksum = checksum
         self.slots = sum(pool.slots for pool in self.pools)
         if not self.slots:
             raise SpecError("pools: an arena needs at least one slot")
         table_bytes = -(-self.slots * SLOT_HEADER.itemsize // PAGE_BYTES) * PAGE_BYTES
         self.table_offset = PAGE_BYTES
-        offset = self.headers_bytes = PAGE_BYTES + table_bytes
+        self.headers_bytes = PAGE_BYTES + table_bytes
+        offsets = {Memory.HOST: self.headers_bytes, Memory.CUDA: 0}
         self.first_slot: list[int] = []
         self.pool_offset: list[int] = []
         slot = 0
         for pool in self.pools:
             self.first_slot.append(slot)
-            self.pool_offset.append(offset)
+            self.pool_offset.append(offsets[pool.memory])
             slot += pool.slots
-            offset += pool.slots * pool.stride_bytes
-        self.size_bytes = offset
+            offsets[pool.memory] += pool.slots * pool.stride_bytes
+        self.size_bytes = offsets[Memory.HOST]
+        """Bytes of the range in host memory: headers, and the payload that lies there."""
+        self.cuda_bytes = offsets[Memory.CUDA]
+        """Bytes of payload in GPU memory."""
         self._bounds = [first + pool.slots for first, pool in zip(self.first_slot, self.pools, strict=True)]
         self.readers_tier = min(pool.tier for pool in self.pools)
         """The tier that readers map: the highest there is. Pools of a lower one take what is swapped out of it."""
@@ -124,7 +153,7 @@ class ArenaLayout:
         raise IndexError(slot)
 
     def offset_of(self, slot: int) -> int:
-        """Byte offset of a slot's payload in the arena."""
+        """Byte offset of a slot's payload in the memory that its pool lies in."""
         pool = self.pool_of(slot)
         return self.pool_offset[pool] + (slot - self.first_slot[pool]) * self.pools[pool].stride_bytes
 
@@ -132,17 +161,46 @@ class ArenaLayout:
         """Whether a slot lies on a lower tier than readers map. Raises IndexError for a slot outside the arena."""
         return self.pools[self.pool_of(slot)].tier is not self.readers_tier
 
+    def memory_of(self, slot: int) -> Memory:
+        """Which memory a slot's payload lies in. Raises IndexError for a slot outside the arena."""
+        return self.pools[self.pool_of(slot)].memory
+
+    def pools_plain(self) -> tuple[PlainPool, ...]:
+        """The pools for a wire record; :meth:`of_plain` is the inverse, with :meth:`places_plain`."""
+        return tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in self.pools)
+
+    def places_plain(self) -> tuple[PlainPlace, ...]:
+        """Where the pools lie and how they are digested; empty where that goes without saying."""
+        places = tuple((str(p.memory), str(self.checksum)) for p in self.pools)
+        return () if set(places) == {(str(Memory.HOST), str(Checksum.XXH3_128))} else places
+
+    @classmethod
+    def of_plain(cls, pools: Iterable[Sequence[Any]], places: Iterable[Sequence[Any]] = ()) -> ArenaLayout:
+        """Raises WireError for what :meth:`pools_plain` and :meth:`places_plain` do not make."""
+        try:
+            rows = [PoolLayout(int(g), int(s), int(n), int(b), Tier(t)) for g, s, n, b, t in pools]
+            said = [(Memory(memory), Checksum(checksum)) for memory, checksum in places]
+            if not said:
+                return cls(rows)
+            placed = [replace(pool, memory=memory) for pool, (memory, _) in zip(rows, said, strict=True)]
+            (checksum,) = {checksum for _, checksum in said}
+            return cls(placed, checksum)
+        except (TypeError, ValueError) as error:
+            raise WireError(f"arena layout: {error}") from None
+
     def to_plain(self) -> list[list[Any]]:
-        """Plain lists for a wire record; :meth:`from_plain` is the inverse."""
-        return [[p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)] for p in self.pools]
+        """Plain lists for a wire record, one a pool; :meth:`from_plain` is the inverse."""
+        places = self.places_plain() or ((),) * len(self.pools)
+        return [[*pool, *place] for pool, place in zip(self.pools_plain(), places, strict=True)]
 
     @classmethod
     def from_plain(cls, plain: Iterable[Sequence[Any]]) -> ArenaLayout:
         """Raises WireError for anything :meth:`to_plain` does not make."""
         try:
-            return cls([PoolLayout(int(g), int(s), int(n), int(b), Tier(t)) for g, s, n, b, t in plain])
-        except (TypeError, ValueError) as error:
+            rows = [tuple(row) for row in plain]
+        except TypeError as error:
             raise WireError(f"arena layout: {error}") from None
+        return cls.of_plain([row[:5] for row in rows], [row[5:] for row in rows if len(row) > 5])
 
 
 class Arena:
@@ -215,8 +273,13 @@ class Arena:
         self.header["weights"] = np.void(digest16)
 
     def payload(self, slot: int) -> Bytes:
-        """The slot's whole payload, uint8 of shape (slot_bytes,), zero-copy."""
+        """The slot's whole payload, uint8 of shape (slot_bytes,), zero-copy.
+
+        Raises ProtocolError for one in GPU memory: the buffer does not hold it.
+        """
         pool = self.layout.pools[self.layout.pool_of(slot)]
+        if pool.memory is not Memory.HOST:
+            raise ProtocolError(f"slot {slot} lies in GPU memory")
         offset = self.layout.offset_of(slot)
         return self.bytes[offset : offset + pool.slot_bytes]
 
@@ -232,7 +295,7 @@ class Arena:
         return version
 
     def seal(self, slot: int, length: int, checksum: bytes, object16: bytes, revision: int) -> None:
-        """Mark the slot's bytes readable: ``length`` bytes with xxh3-128 ``checksum`` (16 bytes)."""
+        """Mark the slot's bytes readable: ``length`` bytes with ``checksum`` (16 bytes, by the layout's way)."""
         row = self.table[slot]
         row["length"] = length
         row["checksum"] = np.void(checksum)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..fabric.arena import Arena
-from .digest import checksum
+from .digest import digester
 from .link import Headers, Link, LinkError, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region
 
 _FIRST_TOKEN = 1 << 32
@@ -164,7 +164,7 @@ class FaultyLink:
             start = pair.length_bytes // 2
             self._missing.append(_Missing(pair.dst_slot, start, view[start:].copy()))
             np.invert(view[start:], out=view[start:])
-        return PairResult(pair.dst_slot, checksum(view))
+        return PairResult(pair.dst_slot, digester(self._arena.layout.checksum).checksum(view))
 
     def _complete(self) -> None:
         """The missing halves of what was reported early arrive."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..fabric.arena import Arena
-from .digest import copy_and_checksum
+from .digest import digester
 from .link import (
     Headers,
     LinkError,
@@ -51,6 +51,7 @@ class LoopbackLink:
     def __init__(self, network: LoopbackNetwork, arena: Arena, *, holder: str, incarnation: int) -> None:
         self._network = network
         self._arena = arena
+        self._digester = digester(arena.layout.checksum)
         self._closed = False
         self._region = Region(holder, incarnation, self.kind, host_identity(), arena.layout, {})
         network.add(holder, incarnation, arena)
@@ -83,7 +84,7 @@ class LoopbackLink:
         if refusal is not None:
             return refusal
         target = self._arena.payload(pair.dst_slot)[: pair.length_bytes]
-        return PairResult(pair.dst_slot, copy_and_checksum(target, peer.payload(pair.src_slot)[: pair.length_bytes]))
+        return PairResult(pair.dst_slot, self._digester.copy(target, peer.payload(pair.src_slot)[: pair.length_bytes]))
 
     def headers(self, region: Region, slots: Sequence[int], deadline_s: float) -> Headers | LinkError:
         del deadline_s

@@ -34,6 +34,7 @@ import numpy as np
 
 from ..fabric.arena import Arena, ArenaLayout, Bytes
 from ..fabric.kinds import ProtocolError, SpecError, WireError
+from .digest import Digester, digester
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL = 0x8
@@ -273,7 +274,8 @@ class WritableSlots:
     the copy ends harmlessly and none of it reaches the arena. What is read afterwards means nothing.
     """
 
-    def __init__(self, mappings: list[_Mapping], views: dict[int, Bytes]) -> None:
+    def __init__(self, mappings: list[_Mapping], views: dict[int, Bytes], digests: Digester) -> None:
+        self._digests = digests
         self._mappings = mappings
         self._views = views
         self.access = Access.OPEN
@@ -299,7 +301,7 @@ class WritableSlots:
                     views[slot] = whole[start : start + layout.pools[layout.pool_of(slot)].slot_bytes]
         finally:
             os.close(fd)
-        return cls(mappings, views)
+        return cls(mappings, views, digester(layout.checksum))
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -308,6 +310,10 @@ class WritableSlots:
     def view(self, slot: int) -> Bytes:
         """The slot's payload, uint8 of shape (slot_bytes,). Raises KeyError for a slot of another attempt."""
         return self._views[slot]
+
+    def checksums(self, slots: Sequence[int]) -> list[bytes]:
+        """The digests of whole slots, in order."""
+        return [self._digests.checksum(self._views[slot]) for slot in slots]
 
     def seal(self) -> None:
         """End writing; reading goes on. Idempotent; a revoked attempt stays revoked."""

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,17 @@ def distributions() -> tuple[str, ...]:
 
 Ranges = npt.NDArray[np.uint64]
 """Memory ranges, shape (ranges, 3): address, length in bytes, device."""
+
+DRAM, VRAM = "DRAM", "VRAM"
+"""NIXL's names of host and GPU memory. All ranges of one side of a transfer are of one of them."""
+
+
+class GpuRange(NamedTuple):
+    """Memory of ours on a GPU: its address, its length, and the GPU's number in this process."""
+
+    address: int
+    nbytes: int
+    device: int
 
 
 class FlightState(Enum):
@@ -114,8 +125,13 @@ class NixlAgent:
         self.metadata = b""
 
     @classmethod
-    def start(cls, name: str, arena: Bytes, settings: NixlSettings) -> NixlAgent | LinkError:
-        """Load NIXL, make the agent, register the arena, then take the metadata (which names it)."""
+    def start(
+        cls, name: str, arena: Bytes, settings: NixlSettings, gpu: GpuRange | None = None
+    ) -> NixlAgent | LinkError:
+        """Load NIXL, make the agent, register the arena with its part on a GPU, then take the metadata (which names both).
+
+        Whoever owns the GPU memory keeps it as long as the agent lives.
+        """
         library = load_nixl()
         if isinstance(library, LinkError):
             return library
@@ -125,6 +141,8 @@ class NixlAgent:
                 return LinkError(LinkFailure.UNAVAILABLE, f"NIXL has no backend {settings.backend}")
             made = cls(library, agent, name, arena)
             made._register(arena)
+            if gpu is not None:
+                agent.register_memory([(*gpu, "")], VRAM)
             made.metadata = bytes(agent.get_agent_metadata())
         except library.errors as error:
             return LinkError(
@@ -134,7 +152,7 @@ class NixlAgent:
         return made
 
     def _register(self, memory: Bytes) -> None:
-        self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], DRAM)
 
     def register(self, memory: Bytes) -> None:
         """Register further memory of ours, for the agent's whole life. Raises OSError if NIXL refuses."""
@@ -170,13 +188,18 @@ class NixlAgent:
         except self._library.errors:
             return  # it is gone already, which is what was wanted
 
-    def read(self, peer: str, local: Ranges, remote: Ranges) -> tuple[Any, FlightState, str]:
-        """Post one READ; returns its handle (None if nothing was posted), where it stands, and detail."""
+    def read(
+        self, peer: str, local: Ranges, remote: Ranges, memories: tuple[str, str] = (DRAM, DRAM)
+    ) -> tuple[Any, FlightState, str]:
+        """Post one READ; returns its handle (None if nothing was posted), where it stands, and detail.
+
+        ``memories``: where the local and the remote ranges lie.
+        """
         agent = self._agent
         handle = None
         try:
             handle = agent.initialize_xfer(
-                "READ", agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "DRAM"), peer
+                "READ", agent.get_xfer_descs(local, memories[0]), agent.get_xfer_descs(remote, memories[1]), peer
             )
             state = agent.transfer(handle)
         except self._library.disconnect_error as error:

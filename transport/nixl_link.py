@@ -24,14 +24,13 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..fabric.arena import ARENA_HEADER, ARENA_MAGIC, SLOT_HEADER, Arena, Bytes
-from .digest import checksum
+from ..fabric.arena import ARENA_HEADER, ARENA_MAGIC, SLOT_HEADER, Arena, ArenaLayout, Bytes, Memory
 from .link import (
     Headers,
     LinkError,
@@ -46,8 +45,9 @@ from .link import (
     parts_of,
     unfit,
 )
-from .nixl_agent import FlightState, NixlAgent, Ranges
+from .nixl_agent import DRAM, VRAM, FlightState, GpuRange, NixlAgent, Ranges
 from .nixl_settings import NixlSettings
+from .payloads import HostPayloads, Payloads
 
 PARTS_IN_FLIGHT = 8
 """Parts of ``PART_BYTES`` asked for at once by one fetch."""
@@ -64,6 +64,23 @@ _FAILURE_OF = {
     FlightState.BROKEN: LinkFailure.BROKEN,
     FlightState.FENCED: LinkFailure.UNAVAILABLE,
 }
+
+
+_NIXL_NAME = {Memory.HOST: DRAM, Memory.CUDA: VRAM}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMemory:
+    """What a link moves bytes into: an arena, its payload in whichever memory, and its part on a GPU."""
+
+    arena: Arena
+    payloads: Payloads
+    gpu: GpuRange | None = None
+
+    def bases(self) -> dict[str, int]:
+        """Where each part begins, for descriptors here and at peers."""
+        host = {"base": int(self.arena.bytes.ctypes.data)}
+        return host if self.gpu is None else {**host, "gpu_base": self.gpu.address, "gpu_device": self.gpu.device}
 
 
 @dataclass(slots=True)
@@ -105,8 +122,9 @@ class NixlLink:
 
     kind = LinkKind.NIXL
 
-    def __init__(self, arena: Arena, holder: str, incarnation: int, name: str, settings: NixlSettings) -> None:
-        self._arena = arena
+    def __init__(self, own: OwnMemory, holder: str, incarnation: int, name: str, settings: NixlSettings) -> None:
+        self._own = own
+        self._arena = own.arena
         self._holder = holder
         self._incarnation = incarnation
         self._name = name
@@ -124,22 +142,32 @@ class NixlLink:
 
     @classmethod
     def start(
-        cls, arena: Arena, *, holder: str, incarnation: int, suffix: str, settings: NixlSettings | None = None
+        cls,
+        arena: Arena,
+        *,
+        holder: str,
+        incarnation: int,
+        suffix: str,
+        settings: NixlSettings | None = None,
+        payloads: Payloads | None = None,
+        gpu: GpuRange | None = None,
     ) -> NixlLink | LinkError:
         """Make the agent and register the arena, which must then stay mapped until the link is closed.
 
+        An arena with pools on a GPU is given with them, and with what reads their payload.
         ``suffix`` is random, the caller's: two processes that believe to be the same incarnation still differ.
         Returns an UNAVAILABLE error with the reason where NIXL is not installed or does not start.
         """
         name = f"{holder}@{incarnation}@{suffix}"
-        link = cls(arena, holder, incarnation, name, settings or NixlSettings())
+        own = OwnMemory(arena, payloads or HostPayloads(arena), gpu)
+        link = cls(own, holder, incarnation, name, settings or NixlSettings())
         error = link._start_agent()
         return link if error is None else error
 
     def _start_agent(self) -> LinkError | None:
         self._life += 1
         name = f"{self._name}.{self._life}" if self._life else self._name
-        agent = NixlAgent.start(name, self._arena.bytes[: self._arena.layout.size_bytes], self._settings)
+        agent = NixlAgent.start(name, self._arena.bytes[: self._arena.layout.size_bytes], self._settings, self._own.gpu)
         if isinstance(agent, LinkError):
             self._why_not = agent.detail
             return agent
@@ -156,7 +184,7 @@ class NixlLink:
             kind=self.kind,
             host=host_identity(),
             layout=self._arena.layout,
-            address={**address, "base": int(self._arena.bytes.ctypes.data)},
+            address={**address, **self._own.bases()},
         )
 
     # -- peers
@@ -184,6 +212,8 @@ class NixlLink:
         metadata = region.address.get("metadata")
         if not name or not isinstance(metadata, bytes):
             return LinkError(LinkFailure.REFUSED, f"{region.holder}: its region names no NIXL agent")
+        if region.layout.cuda_bytes and not isinstance(region.address.get("gpu_base"), int):
+            return LinkError(LinkFailure.REFUSED, f"{region.holder}: its region does not say where its GPU memory is")
         with self._lock:
             if self._agent is None:
                 return LinkError(LinkFailure.UNAVAILABLE, self._why_not)
@@ -257,7 +287,11 @@ class NixlLink:
     def _fetch_parts(
         self, region: Region, pairs: Sequence[Pair], wanted: list[int], deadline: float, results: dict[int, PairResult]
     ) -> None:
-        parts = deque([wanted[i] for i in part] for part in parts_of([pairs[index] for index in wanted]))
+        parts = deque(
+            alike
+            for part in parts_of([pairs[index] for index in wanted])
+            for alike in self._by_memory(region.layout, pairs, [wanted[i] for i in part])
+        )
         flights: deque[_Flight] = deque()
         failed: LinkError | None = None
         while parts or flights:
@@ -273,10 +307,9 @@ class NixlLink:
             flight = flights.popleft()
             error = self._await(flight, deadline)
             if error is None:
-                for index in flight.indices:
-                    pair = pairs[index]
-                    digest = checksum(self._arena.payload(pair.dst_slot)[: pair.length_bytes])
-                    results[index] = PairResult(pair.dst_slot, digest)
+                slots = [(pairs[index].dst_slot, pairs[index].length_bytes) for index in flight.indices]
+                for index, digest in zip(flight.indices, self._own.payloads.checksums(slots), strict=True):
+                    results[index] = PairResult(pairs[index].dst_slot, digest)
                 continue
             failed = failed or error
             token = None if self.quiet(flight.token) else flight.token
@@ -285,27 +318,45 @@ class NixlLink:
         if failed is not None and failed.failure is LinkFailure.PEER_LOST:
             self.disconnect(region)
 
+    def _by_memory(self, source: ArenaLayout, pairs: Sequence[Pair], indices: list[int]) -> list[list[int]]:
+        """Indices of pairs, apart by where they lie on either side: NIXL takes one memory a side."""
+        apart: dict[tuple[Memory, Memory], list[int]] = {}
+        for index in indices:
+            pair = pairs[index]
+            memories = (self._arena.layout.memory_of(pair.dst_slot), source.memory_of(pair.src_slot))
+            apart.setdefault(memories, []).append(index)
+        return list(apart.values())
+
     def _post(self, region: Region, pairs: Sequence[Pair], indices: list[int]) -> _Flight:
         source, target = region.layout, self._arena.layout
         remote = np.zeros((len(indices), 3), dtype=np.uint64)
         local = np.zeros((len(indices), 3), dtype=np.uint64)
-        base, own = int(region.address["base"]), int(self._arena.bytes.ctypes.data)
+        here, there = target.memory_of(pairs[indices[0]].dst_slot), source.memory_of(pairs[indices[0]].src_slot)
+        (own, own_device), (base, device) = _base_of(self._own.bases(), here), _base_of(region.address, there)
         for row, index in enumerate(indices):
             pair = pairs[index]
-            remote[row, :2] = (base + source.offset_of(pair.src_slot), pair.length_bytes)
-            local[row, :2] = (own + target.offset_of(pair.dst_slot), pair.length_bytes)
+            remote[row] = (base + source.offset_of(pair.src_slot), pair.length_bytes, device)
+            local[row] = (own + target.offset_of(pair.dst_slot), pair.length_bytes, own_device)
         filled = remote[:, 1] > 0
+        memories = (_NIXL_NAME[here], _NIXL_NAME[there])
         with self._lock:
-            return self._launch(_agent_of(region), local[filled], remote[filled], indices, None)
+            return self._launch(_agent_of(region), local[filled], remote[filled], indices, None, memories=memories)
 
     def _launch(
-        self, peer: str, local: Ranges, remote: Ranges, indices: list[int], scratch: _Scratch | None
+        self,
+        peer: str,
+        local: Ranges,
+        remote: Ranges,
+        indices: list[int],
+        scratch: _Scratch | None,
+        *,
+        memories: tuple[str, str] = (DRAM, DRAM),
     ) -> _Flight:
         flight = _Flight(QuietToken(next(self._tokens)), peer, indices, scratch=scratch)
         if self._agent is None or (scratch is not None and scratch.life != self._life):
             flight.state, flight.detail = FlightState.FENCED, self._why_not
         elif len(local):
-            flight.handle, flight.state, flight.detail = self._agent.read(peer, local, remote)
+            flight.handle, flight.state, flight.detail = self._agent.read(peer, local, remote, memories)
             if flight.handle is not None:  # else nothing was posted, and nothing can arrive
                 self._flights[flight.token] = flight
                 self._settle(flight)
@@ -455,6 +506,13 @@ class NixlLink:
         self._scratches_made = 0
         for peer in self._peers.values():
             peer.region, peer.ready = None, False
+
+
+def _base_of(address: Mapping[str, Any], memory: Memory) -> tuple[int, int]:
+    """Where an arena's part in that memory begins, and on which device."""
+    if memory is Memory.HOST:
+        return int(address["base"]), 0
+    return int(address["gpu_base"]), int(address["gpu_device"])
 
 
 def _agent_of(region: Region) -> str:

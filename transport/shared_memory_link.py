@@ -23,7 +23,7 @@ import numpy as np
 from ..fabric.arena import Arena
 from ..fabric.kinds import FabricError, WireError
 from .control_client import BlockingClient, ConnectionLost, RequestTimedOut
-from .digest import copy_and_checksum
+from .digest import digester
 from .endpoints import Endpoint, listen_unix, peer_credentials
 from .frames import HEADER, Frame, FrameDecoder, FrameStatus, encode
 from .link import (
@@ -54,6 +54,7 @@ class SharedMemoryLink:
 
     def __init__(self, arena: Arena, region: Region, server: _ArenaServer) -> None:
         self._arena = arena
+        self._digester = digester(arena.layout.checksum)
         self._region = region
         self._server = server
         self._lock = threading.Lock()
@@ -116,7 +117,7 @@ class SharedMemoryLink:
             return PairResult(pair.dst_slot, LinkFailure.TIMED_OUT, "not copied before the deadline")
         target = self._arena.payload(pair.dst_slot)[: pair.length_bytes]
         source = peer.payload(pair.src_slot)[: pair.length_bytes]
-        return PairResult(pair.dst_slot, copy_and_checksum(target, source))
+        return PairResult(pair.dst_slot, self._digester.copy(target, source))
 
     def headers(self, region: Region, slots: Sequence[int], deadline_s: float) -> Headers | LinkError:
         peer = self.mapped(region, deadline_s)

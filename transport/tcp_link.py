@@ -21,7 +21,7 @@ from ..fabric.arena import SLOT_HEADER, Arena
 from .block_server import HELLO, ITEM, ITEMS_MAX, REQUEST, Answer, BlockServer, Verb, receive_into
 from .challenge import ChallengeFailed, check_secret
 from .control_client import ConnectionLost, connect_blocking
-from .digest import checksum
+from .digest import digester
 from .endpoints import Endpoint
 from .link import (
     Headers,
@@ -51,6 +51,7 @@ class TcpLink:
 
     def __init__(self, arena: Arena, region: Region, server: BlockServer, secret: bytes) -> None:
         self._arena = arena
+        self._digester = digester(arena.layout.checksum)
         self._region = region
         self._server = server
         self._secret = secret
@@ -151,7 +152,7 @@ class TcpLink:
                     pair = pairs[index]
                     target = self._arena.payload(pair.dst_slot)[: pair.length_bytes]
                     wire.receive(target.data, deadline)
-                    results[index] = PairResult(pair.dst_slot, checksum(target))
+                    results[index] = PairResult(pair.dst_slot, self._digester.checksum(target))
         except _WireFailedError as failed:
             wire.close()
             return failed.error

@@ -9,6 +9,8 @@ from __future__ import annotations
 from .clients import (
     ArenaReply,
     ArenaRequest,
+    GpuReply,
+    GpuRequest,
     Misuse,
     Payload,
     PeerHello,
@@ -100,6 +102,8 @@ __all__ = [
     "EventsSeen",
     "Fetch",
     "Found",
+    "GpuReply",
+    "GpuRequest",
     "GrantSeen",
     "GrantUntil",
     "GraphIdle",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..arena import PlainPlace, PlainPool
 from ..kinds import Reason
 from ..wire import added, record
 
@@ -31,13 +32,31 @@ class ArenaRequest:
 @record(62)
 @dataclass(frozen=True, slots=True)
 class ArenaReply:
-    """Whose arena it is and how its pools lie: (group, shard, slots, slot_bytes, tier) each."""
+    """Whose arena it is and how its pools lie; ``places``: in which memory, digested how, where not as by default."""
 
     request: str
     holder: str
     incarnation: int
     weights: bytes
-    pools: tuple[tuple[int, int, int, int, str], ...]
+    pools: tuple[PlainPool, ...]
+    places: tuple[PlainPlace, ...] = added(2, ())
+
+
+@record(75, since=2)
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """Ask a holder for its arena's part on a GPU, to map it; on its Unix socket only. Replied with GpuReply."""
+
+    request: str
+
+
+@record(76, since=2)
+@dataclass(frozen=True, slots=True)
+class GpuReply:
+    """What the GPU memory is opened by, once (``transport/gpu.py``)."""
+
+    request: str
+    export: bytes
 
 
 @record(63)

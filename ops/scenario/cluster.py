@@ -26,7 +26,7 @@ import xxhash
 
 from ...actors import ray_api
 from ...actors.addresses import holder_address
-from ...actors.client import HolderClient, HolderLost, HolderSilent
+from ...actors.client import HolderClient, HolderLost, HolderSilent, Writable
 from ...actors.clock import Clock
 from ...actors.embedded import EmbeddedCluster
 from ...actors.fabric import Fabric, launch
@@ -49,7 +49,6 @@ from ...fabric.messages import (
     StoreQuiet,
 )
 from ...fabric.model import ModelSpec
-from ...transport.memfd import WritableSlots
 from .extents import damage_extents
 from .processes import Processes
 from .story import DIRECTORY, Fault, How, Story, Where
@@ -141,7 +140,7 @@ class ClusterWorld:
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="kvfabric-scenario")
         self._asked: dict[str, str] = {}
         self._operations: set[asyncio.Future[Any]] = set()
-        self._writable: dict[tuple[str, int], WritableSlots] = {}
+        self._writable: dict[tuple[str, int], Writable] = {}
         self._sleepers: list[tuple[float, int, Reply]] = []
         self._sequence = itertools.count()
         self._renew_at = RENEW_EVERY_S

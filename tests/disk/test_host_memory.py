@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kvfabric.actors.spec import FabricSpec
+from kvfabric.fabric.arena import Checksum, Memory
 from kvfabric.fabric.kinds import ObjectKind, Reason, SpecError, Status, Tier
 
 from .lives import MODEL, Life, content, prompt
@@ -132,6 +134,73 @@ def test_a_byte_that_turned_in_host_memory_cuts_the_hit_and_is_never_delivered(l
     again = life.session.acquire(tokens)
     assert (again.status, again.tokens) == (Status.FULL_HIT, 64)
     assert life.wrong(again, tokens) == []
+
+
+def test_what_is_digested_another_way_goes_down_on_and_back_as_well(lives: Any) -> None:
+    """What a GPU needs, on host memory: the writer, the holder and its disk process digest alike."""
+    life, prompts = lives(checksum="lanes_128"), [prompt(n) for n in (1, 2)]
+    for tokens in prompts:
+        life.store(tokens)
+        assert life.swap_out(tokens).refused is None
+    assert life.status()["disk"]["extents"] > 0
+    for tokens in prompts:
+        answer = life.session.acquire(tokens)
+        assert (answer.status, answer.tokens) == (Status.FULL_HIT, 64)
+        assert life.wrong(answer, tokens) == []
+        assert answer.lease is not None
+        answer.lease.release()
+
+
+def test_a_record_names_the_way_it_was_digested(lives: Any) -> None:
+    """A life that digests another way judges no older record by it: to this reader they are another layout's."""
+    first, tokens = lives(checksum="lanes_128"), prompt(1)
+    first.store(tokens)
+    assert first.swap_out(tokens).refused is None
+    first.store(prompt(2))
+    assert first.swap_out(prompt(2)).refused is None  # so that the first goes on to the disk
+    first.close()
+    second = lives(2)
+    answer = second.session.acquire(tokens)
+    assert (answer.status, answer.tokens) == (Status.INVALID, 0)
+    assert answer.cause is not None
+    assert answer.cause.reason is Reason.ABI_MISMATCH
+
+
+def test_a_spec_puts_what_readers_map_on_a_gpu_and_refuses_what_that_excludes() -> None:
+    on_gpu = FabricSpec.load({"model": MODEL, **TIERS, "device": "cuda"})
+    layout = on_gpu.layout((0,), {})
+    assert [p.memory for p in layout.pools] == [*[Memory.CUDA] * 4, *[Memory.HOST] * 4]
+    assert layout.checksum is on_gpu.digested is Checksum.LANES_128
+    assert on_gpu.passport(on_gpu.model.groups[0]).extent_format.endswith("lanes_128")
+    disk = {"path": "/tmp/kvfabric-disk"}
+    for more, match in (
+        ({"disk": disk}, "host_memory_bytes"),
+        ({"checksum": "xxh3_128"}, "checksum"),
+        ({"testing": True}, "testing"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            FabricSpec.load({"model": MODEL, "device": "cuda", **more})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch.cuda sees none here")
+def test_a_gpus_pools_go_down_to_host_memory_on_to_disk_and_back(lives: Any) -> None:
+    life, prompts = lives(device="cuda"), [prompt(n) for n in (1, 2, 3)]
+    for tokens in prompts:
+        life.store(tokens)
+        assert life.swap_out(tokens).refused is None
+    assert life.status()["disk"]["extents"] > 0
+    for tokens in prompts:
+        answer = life.session.acquire(tokens)
+        assert (answer.status, answer.tokens) == (Status.FULL_HIT, 64)
+        assert answer.lease is not None
+        for number, group in enumerate(life.spec.model.groups):
+            with answer.lease.read(group.name) as views:
+                for index, view in views.items():
+                    assert view.is_cuda
+                    right = content(tokens, number, index, group.block_bytes)
+                    assert np.array_equal(view.cpu().numpy(), right), f"{group.name}[{index}]"
+        answer.lease.release()
+        assert life.swap_out(tokens).refused is None
 
 
 @pytest.mark.faults

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...fabric.arena import Arena, Bytes
 from ...fabric.extents import pages
 from ...fabric.kinds import Reason
-from ..digest import checksum
+from ..digest import digester
 from .codecs import CannotUnpack, Codec, unpack
 from .format import Place
 from .io import IO_BYTES, VECTORS_MAX, page_buffer
@@ -112,5 +112,5 @@ def judge(arena: Arena, place: Place, want: Want, buffer: Bytes) -> Got:
         except CannotUnpack as error:
             return Got(want.slot, bytes(16), None, str(error), wrong=True)
         content[:] = memoryview(unpacked)
-    found = checksum(content)
+    found = digester(arena.layout.checksum).checksum(content)
     return Got(want.slot, found, wrong=found != place.checksum)

@@ -233,7 +233,8 @@ class DiskTier:
                 settings.free_floor_bytes,
                 CODECS[settings.codec],
                 settings.bytes_per_s,
-                tuple((p.group, p.shard, p.slots, p.slot_bytes, str(p.tier)) for p in layout.pools),
+                layout.pools_plain(),
+                layout.places_plain(),
                 settings.passports,
                 settings.remote,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ...fabric.arena import PlainPlace, PlainPool
 from ...fabric.effects import ExtentEntry
 from ...fabric.kinds import Reason
 from ...fabric.passport import AbiPassport
@@ -52,7 +53,8 @@ class Setup:
     free_floor_bytes: int
     codec: int
     bytes_per_s: float | None
-    pools: tuple[tuple[int, int, int, int, str], ...]
+    pools: tuple[PlainPool, ...]
+    places: tuple[PlainPlace, ...]
     passports: tuple[AbiPassport, ...]
     remote: RemoteSetup | None = None
 
