@@ -158,6 +158,7 @@ class Holder(Service):
             limits=spec.limits.byte_limits(spec.model),
             quotas=quotas(spec.limits.by_tenant),
             move_bytes_per_s=None if spec.node_bytes_per_s is None else spec.node_bytes_per_s / spec.holders_per_node,
+            scrub_bytes_per_s=None if spec.testing else spec.scrub_bytes_per_s,
             **restore_settings(spec.disk),
         )
         self.core = HolderCore(
@@ -183,6 +184,8 @@ class Holder(Service):
         self._regions: dict[tuple[str, int], tuple[Region, ...]] = {}
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
         self._tasks: set[asyncio.Task[Any]] = set()
+        """Work in flight: while there is any, this process is not at rest."""
+        self._exporting: asyncio.Task[None] | None = None
         self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
         self._closing = False
 
@@ -208,7 +211,7 @@ class Holder(Service):
             await self.disk.start(OPEN_WAIT_S)
         if self.spec.metrics_every_s:
             self.metrics = MetricsExport(self.fabric, self.address)
-            self._spawn(self._export_metrics())
+            self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
         return wire.encode_plain(Birth(member, self.clock.now(), join_vector(self.spec.model)))
 
     async def _export_metrics(self) -> None:
@@ -230,7 +233,7 @@ class Holder(Service):
         self._closing = True
         self._alarm.stop()
         await super().close()
-        for task in list(self._tasks):
+        for task in (*self._tasks, *([] if self._exporting is None else [self._exporting])):
             task.cancel()
         for link in self.links.values():
             await self._in_thread(link.close)

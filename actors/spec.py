@@ -267,6 +267,8 @@ class FabricSpec(BaseModel):
     tiers, writes, drains and uploads, live requests first; each holder has an even share of it. None for no limit.
     ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
+    ``scrub_bytes_per_s``: how fast each holder's memory is digested, round and round, to find damage before it is
+    asked for; None for never, and never under ``testing``.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
     ``costs``: what a model with ``plan: cost`` starts from.
@@ -300,6 +302,7 @@ class FabricSpec(BaseModel):
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     placement: PlacementSpec | None = None
     verify: Literal["headers", "always"] = "headers"
+    scrub_bytes_per_s: float | None = Field(default=8 << 20, gt=0, allow_inf_nan=False)
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)

@@ -95,6 +95,8 @@ class HolderConfig:
     host_bytes_per_s: float = 5e9
     move_bytes_per_s: float | None = None
     """What restores, fetches, copies, writes and uploads may move together, in a second; None for no limit."""
+    scrub_bytes_per_s: float | None = None
+    """How fast memory is digested round and round; None for never."""
     grants_always: bool = False
     """Without a supervisor (a library inside one process) the right to grant never ends."""
 

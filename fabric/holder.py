@@ -92,6 +92,7 @@ from .pins import PinDesk
 from .placing import Placer
 from .restores import PATIENCE_S
 from .sampling import Sampler
+from .scrub import Scrubber
 from .series import Sample
 from .stores import StoreDesk
 from .tally import Unreused
@@ -127,6 +128,7 @@ class HolderCore:
         self.graphs.release = self.leader.release
         self.copies = CopyDesk(self.ctx, placement, self.leader.release)
         self.leader.granted = self.copies.granted
+        self.scrubber = Scrubber(self.ctx)
         self.sampler = Sampler(self.ctx, self.disk)
         self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes, config.holder)
         self._flow_due_s: float | None = None
@@ -185,6 +187,7 @@ class HolderCore:
             self.ctx.arena.set_grants_until(2**64 - 1)
         self.disk.found(found)
         self.events.start()
+        self.scrubber.start()
         return self._settle()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -204,7 +207,10 @@ class HolderCore:
                 self.parts.transfer_quiet(event.token)
                 self.disk.quiet(event.token)
             case Digested():
-                if not self.parts.digested(event.token, event.checksums):
+                if not (
+                    self.parts.digested(event.token, event.checksums)
+                    or self.scrubber.digested(event.token, event.checksums)
+                ):
                     self.pins.digested(event.token, event.checksums)
             case DiskWritten():
                 self.disk.written(event)

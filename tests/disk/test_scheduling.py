@@ -673,3 +673,56 @@ def test_restores_and_writes_together_keep_the_holders_budget() -> None:
     moved = 4 * 2 * BLOCKS * BLOCK
     assert d.now - began >= (moved / per_s) * 0.7
     d.sound()
+
+
+def scrubbing() -> Disk:
+    return Disk(scrub_bytes_per_s=2 * BLOCK)
+
+
+def spoil(d: Disk, number: int) -> None:
+    """Turn a byte of the first object of a prompt, behind the books' back."""
+    obj = next(d.core.ctx.books.find_all(d.objects(number)))
+    d.arena.payload(obj.slot)[0] ^= 0xFF
+
+
+def test_the_scrubber_finds_a_damaged_copy_before_it_is_asked_for() -> None:
+    d = scrubbing()
+    assert d.store(1) is None
+    d.wait(10.0)
+    assert "scrub_found" not in d.core.ctx.counters
+    spoil(d, 1)
+    d.wait(10.0)
+    assert d.core.ctx.counters["scrub_found"] == 1
+    request = d.acquire(1)
+    answer = d.answer(request)
+    assert answer is not None
+    assert (answer.status, answer.cause and answer.cause.reason) == (Status.INVALID, Reason.CHECKSUM_MISMATCH)
+    d.sound()
+
+
+def test_what_the_scrubber_finds_beside_a_copy_on_disk_is_restored_from_there() -> None:
+    d = scrubbing()
+    d.on_disk(1)
+    request = d.acquire(1)
+    d.finish_all()
+    d.release(request)
+    spoil(d, 1)
+    d.wait(10.0)
+    assert d.core.ctx.counters["scrub_found"] == 1
+    request = d.acquire(1)
+    d.finish_all()
+    answer = d.answer(request)
+    assert answer is not None
+    assert answer.status is Status.FULL_HIT
+    d.sound()
+
+
+def test_the_scrubber_keeps_its_rate_and_comes_round_to_everything() -> None:
+    d = scrubbing()
+    for number in range(1, 4):
+        assert d.store(number) is None
+    began = d.core.ctx.counters["scrubbed_bytes"]
+    d.wait(60.0)
+    digested = d.core.ctx.counters["scrubbed_bytes"] - began
+    assert d.core.scrubber.rounds >= 3
+    assert 0.5 * 60 * 2 * BLOCK <= digested <= 60 * 2 * BLOCK + 64 * BLOCK
