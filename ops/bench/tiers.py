@@ -40,6 +40,7 @@ from ...transport.digest import checksum
 from ...transport.disk.driver import DiskSettings, DiskTier
 from ...transport.disk.io import IO_BYTES, open_at, page_buffer, read_all, write_all
 from ...transport.memfd import ArenaMemory
+from .host_memory import host_memory_ratios
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 256
@@ -75,6 +76,9 @@ def figures(folder: Path | None = None, rounds: int = ROUNDS) -> list[dict[str, 
         mbps = BLOCKS * BLOCK_BYTES / statistics.median(speed[verb]) / 1e6
         found.append(_figure(f"{verb}_256_mib_against_plain_direct_io", ratio, "ratio", SPEED_TARGET, at_least=True))
         found.append(_figure(f"{verb}_256_mib", mbps, "MB/s", None))
+    host = {name: statistics.median(ratios) for name, ratios in host_memory_ratios(rounds).items()}
+    found.append(_figure("host_copy_64_mib_digested_against_memcpy", host["host_copy"], "ratio", None))
+    found.append(_figure("lanes_digest_64_mib_against_xxh3", host["lanes"], "ratio", None))
     found.append(_figure("acquire_p50_under_200_restores", burst["p50"], "ratio", P50_TARGET))
     found.append(_figure("acquire_p99_under_200_restores", burst["p99"], "ratio", P99_TARGET))
     found.append(_figure("restores_that_ended", burst["ended"], "restores", RESTORES, at_least=True))

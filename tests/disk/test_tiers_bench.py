@@ -12,7 +12,7 @@ from kvfabric.ops.bench.tiers import RESTORES, figures
 @pytest.mark.long
 def test_every_figure_has_one_form_and_every_restore_of_the_burst_ends(tmp_path: Path) -> None:
     measured = {figure["name"]: figure for figure in figures(tmp_path, rounds=1)}
-    assert len(measured) == 9
+    assert len(measured) == 11
     for figure in measured.values():
         assert set(figure) == {"name", "value", "unit", "target", "holds"}
         assert figure["value"] > 0
