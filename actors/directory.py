@@ -11,8 +11,7 @@ from ..fabric import wire
 from ..fabric.directory import DirectoryCore
 from ..fabric.doors import Rest
 from ..fabric.effects import Effect, Event, Received, Send, Tick
-from ..fabric.identity import join_vector
-from ..fabric.messages import Birth, GrantSeen, GrantUntil, Member, SetMode, SetWeights, ShardMap
+from ..fabric.messages import GrantSeen, GrantUntil, SetMode, SetWeights, ShardMap
 from .alarm import Alarm
 from .clock import Clock
 from .rehearsal import NO_REHEARSAL
@@ -49,8 +48,8 @@ class Directory(Service):
 
     async def start(self) -> bytes:
         """Listen; returns a Birth record."""
-        member: Member = await self.listen()
-        return wire.encode_plain(Birth(member, self.clock.now(), join_vector(self.core.model)))
+        await self.listen()
+        return await self.birth()
 
     async def ping(self) -> int:
         return self.incarnation

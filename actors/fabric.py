@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +18,11 @@ from ..fabric.model import ModelSpec
 from ..fabric.passport import AbiPassport
 from ..fabric.ranking import NodeRank
 from ..fabric.series import Sample, loaded
+from ..fabric.supervisor import SUPERVISOR
 from . import ray_api
 from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
+from .estate import key_of
 from .info import INFO_SCHEMA, FabricInfo
 from .session import Session
 from .shards import DIRECTORY_SHARDS_MAX
@@ -30,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 READY_TIMEOUT_S = 120.0
+BACK_TIMEOUT_S = 20.0
+"""How long a supervisor that died is waited for."""
+BACK_POLL_S = 0.25
 
 
 class Fabric:
@@ -45,9 +51,24 @@ class Fabric:
         self._embedded = embedded
         self._session: Session | None = None
 
+    def _ask(self, method: str, *args: Any, timeout_s: float = ray_api.CALL_TIMEOUT_S) -> Any:
+        """What the supervisor's method returns; one that died is waited for, or found under its name. Raises Unavailable.
+
+        Every method does the same when it is called twice.
+        """
+        end = time.monotonic() + BACK_TIMEOUT_S
+        while True:
+            try:
+                return ray_api.call(getattr(self._supervisor, method).remote(*args), timeout_s)
+            except ray_api.Unavailable:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(BACK_POLL_S)
+                self._supervisor = ray_api.find_actor(actor_name(self.name, SUPERVISOR)) or self._supervisor
+
     def status(self) -> dict[str, Any]:
         """Every process, pool, lease and link, as plain data."""
-        return dict(json.loads(ray_api.call(self._supervisor.status.remote())))
+        return dict(json.loads(self._ask("status")))
 
     def series(self) -> dict[str, list[Sample]]:
         """What each holder did over its life, by address: samples in bounded memory (:mod:`~kvfabric.fabric.series`)."""
@@ -86,7 +107,7 @@ class Fabric:
 
     def info(self) -> FabricInfo:
         """What a process learns when it connects."""
-        return FabricInfo.decode(ray_api.call(self._supervisor.describe.remote(INFO_SCHEMA)), ray_api.my_node())
+        return FabricInfo.decode(self._ask("describe", INFO_SCHEMA), ray_api.my_node())
 
     def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
         """Where to send a request, from whatever node: see :meth:`Session.rank`."""
@@ -99,16 +120,16 @@ class Fabric:
 
         Sessions keep the weights they connected with; one that loaded the new ones connects anew.
         """
-        ray_api.call(self._supervisor.update_weights.remote(revision))
+        self._ask("update_weights", revision)
 
     def leases(self) -> list[dict[str, Any]]:
         """Every live lease, with its ``holder``."""
-        told = json.loads(ray_api.call(self._supervisor.inquire.remote("leases")))
+        told = json.loads(self._ask("inquire", "leases"))
         return [{"holder": address, **lease} for address, leases in told.items() for lease in _listed(leases)]
 
     def health(self) -> dict[str, dict[str, Any]]:
         """The facts about each holder that ``kvfabric doctor`` judges, by address; ``error`` where one did not answer."""
-        told = json.loads(ray_api.call(self._supervisor.inquire.remote("health")))
+        told = json.loads(self._ask("inquire", "health"))
         return {address: facts for address, facts in told.items() if facts is not None}
 
     def bypass(self, on: bool, *, group: str = "") -> None:
@@ -118,7 +139,7 @@ class Fabric:
         """
         if group and group not in {known.name for known in self.spec.model.groups}:
             raise FabricError(f"group: the model {self.spec.model.name!r} has no group {group!r}")
-        ray_api.call(self._supervisor.set_bypass.remote(on, group))
+        self._ask("set_bypass", on, group)
 
     def reshard(self, directory_shards: int, *, timeout_s: float = 60.0) -> None:
         """Spread the directory over so many processes; only what must move does, and answers go on meanwhile.
@@ -133,12 +154,18 @@ class Fabric:
         if missing:
             raise FabricError(f"fabric {self.name!r}: {missing}")
 
-    def drain(self, node: str) -> None:
-        """Stop granting on a node (its Ray id or a prefix of it); live leases run out.
+    def drain(self, node: str, deadline_s: float = 30.0) -> dict[str, Any]:
+        """Empty a node (its Ray id or a prefix of it), and tell what became of its state.
 
-        Raises FabricError unless exactly one node is meant.
+        It stops granting at once; what is worth most moves to other nodes and leases run out, within
+        ``deadline_s`` seconds: then the rest is dropped and leases are cut. Returns objects, bytes and value
+        (by the eviction policy) that were moved, were elsewhere already, and were dropped.
+        Raises FabricError unless exactly one node is meant, SpecError for a deadline below 0.
         """
-        ray_api.call(self._supervisor.drain.remote(node))
+        if not 0 <= deadline_s < float("inf"):
+            raise SpecError(f"deadline_s: {deadline_s} is not a number of seconds from 0 on")
+        timeout_s = deadline_s + ray_api.CALL_TIMEOUT_S
+        return dict(json.loads(self._ask("drain", node, deadline_s, timeout_s=timeout_s)))
 
     def shutdown(self) -> None:
         """End the fabric's processes, and the embedded cluster with the last fabric on it. Idempotent."""
@@ -194,8 +221,9 @@ def _end(name: str, supervisor: Any) -> None:
     except ray_api.Unavailable as error:
         logger.warning("fabric %s: its supervisor is gone (%s); what it left is ended", name, error)
     with contextlib.suppress(ray_api.Unavailable):  # then the cluster is gone, and they with it
-        for handle in ray_api.named_actors(f"{name}/", but=""):
+        for handle in ray_api.named_actors(f"{name}/").values():
             ray_api.kill(handle)
+        ray_api.let_go(key_of(name))
 
 
 def launch(
@@ -224,10 +252,10 @@ def launch(
         embedded.users += 1
     started = None
     try:
-        supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
+        supervisor = ray_api.find_actor(actor_name(name, SUPERVISOR))
         if supervisor is None:
             supervisor = started = ray_api.start_actor(
-                Supervisor, actor_name(name, "supervisor"), name, wanted.model_dump_json(), node=ray_api.head_node()
+                Supervisor, actor_name(name, SUPERVISOR), name, wanted.model_dump_json(), comes_back=True
             )
         try:
             ray_api.call(supervisor.run.remote(), max(timeout_s, ray_api.CALL_TIMEOUT_S))
@@ -288,7 +316,7 @@ def _on_cluster(what: str) -> None:
 
 def _supervisor(name: str) -> Any:
     """The supervisor of a fabric on the cluster that this process is connected to. Raises FabricError for none."""
-    supervisor = ray_api.find_actor(actor_name(name, "supervisor"))
+    supervisor = ray_api.find_actor(actor_name(name, SUPERVISOR))
     if supervisor is None:
         raise ray_api.Unavailable(
             f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one"

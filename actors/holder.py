@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgpack
 import numpy as np
@@ -50,14 +50,13 @@ from ..fabric.effects import (
     WriteExtent,
 )
 from ..fabric.holder import HolderCore
-from ..fabric.identity import join_vector
 from ..fabric.invariants import slots_lost
 from ..fabric.kinds import FabricError, Reason, SpecError, WireError
 from ..fabric.messages import (
     ArenaReply,
     ArenaRequest,
-    Birth,
     Done,
+    Drain,
     EventsSeen,
     GpuReply,
     GpuRequest,
@@ -95,6 +94,7 @@ from .gpu import payloads_of, take_gpu
 from .health import health_of, leases_of
 from .links import HolderMemory, start_links
 from .metrics import MetricsExport, link_points
+from .notices import Notices
 from .rehearsal import NO_REHEARSAL
 from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
@@ -113,6 +113,16 @@ class Holder(Service):
     ``request(frame: bytes) -> bytes`` takes any of the records a session sends, and
     ``StatusRequest``, ``SeriesRequest``, ``WriteSlots``, ``ReadSlots``.
     """
+
+    notices: Notices
+
+    def __new__(cls, setup: dict[str, Any] | None = None) -> Self:
+        """Ray makes an actor on its process's main thread, where signals come, and begins it on another."""
+        del setup
+        holder = super().__new__(cls)
+        holder.notices = Notices()
+        holder.notices.listen_for_sigterm()
+        return holder
 
     def __init__(self, setup: dict[str, Any]) -> None:
         setup = {**NO_REHEARSAL, "slots": None, **setup}
@@ -186,8 +196,12 @@ class Holder(Service):
         self._tasks: set[asyncio.Task[Any]] = set()
         """Work in flight: while there is any, this process is not at rest."""
         self._exporting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
         self._closing = False
+        self.notices.spec = spec.notices
+        self._sessions: set[str] = set()
+        """Clients that mapped the memory and are still there."""
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -204,7 +218,8 @@ class Holder(Service):
                 secret=self._secret,
             )
         )
-        member = await self.listen(self.shards)
+        await self.listen(self.shards)
+        self._watching = asyncio.get_running_loop().create_task(self.notices.watch())
         self._carry_out(self.core.start(self.clock.now()))
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
         if self.disk is not None:
@@ -212,7 +227,7 @@ class Holder(Service):
         if self.spec.metrics_every_s:
             self.metrics = MetricsExport(self.fabric, self.address)
             self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
-        return wire.encode_plain(Birth(member, self.clock.now(), join_vector(self.spec.model)))
+        return await self.birth()
 
     async def _export_metrics(self) -> None:
         """From time to time, in a thread; what fails is told and tried again: a holder serves without metrics."""
@@ -233,7 +248,7 @@ class Holder(Service):
         self._closing = True
         self._alarm.stop()
         await super().close()
-        for task in (*self._tasks, *([] if self._exporting is None else [self._exporting])):
+        for task in (*self._tasks, *(t for t in (self._exporting, self._watching) if t is not None)):
             task.cancel()
         for link in self.links.values():
             await self._in_thread(link.close)
@@ -261,20 +276,36 @@ class Holder(Service):
         self._feed(Received(SUPERVISOR, record))
 
     def reply_to_peer(self, record: Any) -> bytes:
+        core = self.core
         if isinstance(record, GrantUntil):
-            known = (self.core.weights_number, self.core.mode_number, self.core.ctx.router.map.epoch)
-            return wire.encode(GrantSeen(self.incarnation, self.clock.now(), *known))
+            known = (core.weights_number, core.mode_number, core.ctx.router.map.epoch)
+            leaves = self.notices.leaves_in_s()
+            return wire.encode(
+                GrantSeen(
+                    self.incarnation, self.clock.now(), *known, leaves, self.notices.heard, core.load(self.clients)
+                )
+            )
+        if isinstance(record, Drain) and core.drain.report is not None and core.drain.number == record.number:
+            return wire.encode(core.drain.report)
         return b""
+
+    @property
+    def clients(self) -> int:
+        """Sessions connected over the Unix socket."""
+        return len(self._sessions)
 
     def undelivered(self, to: str, record: Any) -> None:
         self._feed(Undeliverable(to, record))
 
     def client_closed(self, client: str) -> None:
+        self._sessions.discard(client)
         self._feed(PeerClosed(client))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case Send(to=to) if to == SUPERVISOR:
+                    continue  # it asks, and takes what there is as the reply
                 case Send():
                     self.deliver(effect.to, effect.message)
                 case StartTransfer():
@@ -463,6 +494,7 @@ class Holder(Service):
         """Raises FabricError for a client that cannot be handed descriptors."""
         if not client.startswith(UNIX_CLIENT):
             raise FabricError("memory is handed out over the holder's Unix socket only: use WriteSlots and ReadSlots")
+        self._sessions.add(client)
 
     def _arena_reply(self, record: ArenaRequest) -> bytes:
         layout, weights = self.memory.layout, self.core.ctx.weights
@@ -615,6 +647,7 @@ class Holder(Service):
                 "arena_bytes": self.memory.layout.size_bytes,
                 "grants": ctx.may_grant,
                 "draining": ctx.draining,
+                "drain": {"stage": str(self.core.drain.stage), **self.core.drain.counts},
                 "bypassed": ctx.bypassed,
                 "pools": pools,
                 "leases": len(ctx.leases.live),

@@ -18,6 +18,7 @@ from ..fabric.kinds import FabricError
 from .shell import shell_of
 
 NAMESPACE = "kvfabric"
+KV_NAMESPACE = b"kvfabric"
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0
 HEAD = "node:__internal_head__"
@@ -98,21 +99,33 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def start_actor(
-    cls: type, name: str, *args: Any, node: str | None = None, detached: bool = True, concurrency: int = 1000
+    cls: type,
+    name: str,
+    *args: Any,
+    node: str | None = None,
+    detached: bool = True,
+    comes_back: bool = False,
+    concurrency: int = 1000,
 ) -> Any:
-    """Start (or find) a named async actor without resources; hard-bound to ``node`` where given."""
+    """Start a named async actor without resources; hard-bound to ``node`` where given.
+
+    ``comes_back``: Ray starts it anew wherever it can when it dies, with the same arguments, on the head where there
+    is one: so it keeps no other node from being taken away.
+    """
     module = ray()
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
         "num_cpus": 0,
         "num_gpus": 0,
-        "max_restarts": 0,
+        "max_restarts": -1 if comes_back else 0,
         "max_task_retries": 0,
         "max_concurrency": concurrency,
     }
     if detached:
         options["lifetime"] = "detached"
+    if comes_back and any(HEAD in n.resources for n in nodes()):
+        options["resources"] = {HEAD: 0.001}
     if node is not None:
         options["label_selector"] = {"ray.io/node-id": node}
     with _uninterrupted():
@@ -131,12 +144,18 @@ def find_actor(name: str) -> Any | None:
         raise Unavailable(_first_line(error)) from None
 
 
-def named_actors(prefix: str, *, but: str) -> list[Any]:
-    """Handles of the live actors of our namespace whose names begin so, save one."""
+def named_actors(prefix: str, *, but: str = "") -> dict[str, Any]:
+    """Handles of the live actors of our namespace whose names begin so, by name, save one."""
     module = _connected()
     known = module.util.list_named_actors(all_namespaces=True)
     names = [a["name"] for a in known if a["namespace"] == NAMESPACE and a["name"].startswith(prefix)]
-    return [handle for name in names if name != but and (handle := find_actor(name)) is not None]
+    return {name: handle for name in names if name != but and (handle := find_actor(name)) is not None}
+
+
+def comes_back_to() -> Any | None:
+    """This actor's own handle where Ray started it anew after its death; None in its first life."""
+    context = _connected().get_runtime_context()
+    return context.current_actor if context.was_current_actor_reconstructed else None
 
 
 def names_ending(suffix: str) -> list[str]:
@@ -187,25 +206,50 @@ def kill(handle: Any) -> None:
         _connected().kill(handle, no_restart=True)
 
 
-def next_count(key: str) -> int:
-    """The next value of a durable counter (incarnations, epochs), in Ray's internal KV."""
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put  # Ray offers no public door to it
+def _kept(key: str) -> bytes:
+    return f"kvfabric:{key}".encode()
 
-    full = f"kvfabric:{key}".encode()
-    known = _internal_kv_get(full, namespace=b"kvfabric")
-    value = int(known) + 1 if known else 1
-    _internal_kv_put(full, str(value).encode(), overwrite=True, namespace=b"kvfabric")
+
+def keep(key: str, value: bytes) -> None:
+    """Keep a value in Ray's internal KV (there is no public door to it): it lasts as long as the cluster's head."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(_kept(key), value, overwrite=True, namespace=KV_NAMESPACE)
+
+
+def kept(key: str) -> bytes | None:
+    """What was kept under a key; None for nothing."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    found = _internal_kv_get(_kept(key), namespace=KV_NAMESPACE)
+    return None if found is None else bytes(found)
+
+
+def let_go(key: str) -> None:
+    """Keep it no longer."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(_kept(key), namespace=KV_NAMESPACE)
+
+
+def next_count(key: str) -> int:
+    """The next value of a durable counter (incarnations, epochs)."""
+    value = count_of(key) + 1
+    keep(key, str(value).encode())
     return value
 
 
-def draining_nodes() -> set[str]:
-    """Nodes that Ray is about to take away."""
+def count_of(key: str) -> int:
+    """A durable counter's last value; 0 before the first."""
+    return int(kept(key) or 0)
+
+
+def draining_nodes() -> dict[str, float]:
+    """Nodes that Ray is about to take away, each with the unix time when it does (0: not told)."""
     from ray._private.state import state
 
-    try:
-        return set(state.get_draining_nodes())
-    except AttributeError:
-        return set()
+    _connected()
+    return {str(node): at_ms / 1000 for node, at_ms in state.get_draining_nodes().items()}
 
 
 @contextlib.contextmanager

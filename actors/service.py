@@ -17,8 +17,9 @@ from typing import Any
 
 from ..fabric import wire
 from ..fabric.doors import AdvanceClock, Partition, Rest, RestRequest, RunDue, is_door
+from ..fabric.identity import join_vector
 from ..fabric.kinds import FabricError, WireError
-from ..fabric.messages import Done, Member, Members, Misuse, PeerHello, StatusReply, StatusRequest
+from ..fabric.messages import Birth, Done, Member, Members, Misuse, PeerHello, StatusReply, StatusRequest
 from ..fabric.model import ModelSpec
 from ..fabric.requests import refusal_of
 from ..fabric.supervisor import SUPERVISOR, is_supervisor_message
@@ -114,6 +115,8 @@ class Service:
         self._peers: dict[int, str] = {}
         self._watch: asyncio.Task[None] | None = None
         self.requests_refused = 0
+        self.member: Member | None = None
+        """Where this process listens, once it does."""
 
     # --- for subclasses ------------------------------------------------------------------------
 
@@ -188,7 +191,7 @@ class Service:
         tcp = await serve_tcp(host, 0, door_secret(self._secret), self._serve, closed=self._closed)
         self._servers = [unix, tcp]
         self._watch = asyncio.get_running_loop().create_task(_end_with_parent(os.getppid()))
-        return Member(
+        self.member = Member(
             self.address,
             self.incarnation,
             self.node,
@@ -198,6 +201,13 @@ class Service:
             shards,
             wire.SCHEMA,
         )
+        return self.member
+
+    async def birth(self) -> bytes:
+        """What :meth:`start` returned, as of now: for a supervisor that takes over; nothing before it began."""
+        if self.member is None:
+            return b""
+        return wire.encode_plain(Birth(self.member, self.clock.now(), join_vector(self.model)))
 
     async def close(self) -> None:
         """Stop listening and let every connection go."""

@@ -253,6 +253,31 @@ class CostSpec(BaseModel):
         return CostGuess(**self.model_dump())
 
 
+class NoticeSpec(BaseModel):
+    """How a holder learns that its node goes away.
+
+    ``url``: what the cloud answers 404 at as long as the machine stays (or FALSE), asked with ``headers`` every
+    ``look_every_s``; ``file``: a path that appears; ``notice_s``: how long the node then stays;
+    ``sigterm_s``: how long it stays after SIGTERM.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = ""
+    headers: dict[str, str] = Field(default_factory=dict)
+    file: str = ""
+    look_every_s: float = Field(default=2.0, gt=0)
+    notice_s: float = Field(default=110.0, gt=0)
+    sigterm_s: float = Field(default=25.0, gt=0)
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no http:// or https:// address")
+        return url
+
+
 class FabricSpec(BaseModel):
     """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
     equally many tokens; ``slots`` names a group's slots a shard instead.
@@ -269,6 +294,7 @@ class FabricSpec(BaseModel):
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
     ``scrub_bytes_per_s``: how fast each holder's memory is digested, round and round, to find damage before it is
     asked for; None for never, and never under ``testing``.
+    ``notices``: how a holder learns that its node goes away, so that it is drained in time.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
     ``costs``: what a model with ``plan: cost`` starts from.
@@ -297,6 +323,7 @@ class FabricSpec(BaseModel):
     passports: dict[str, PassportSpec] = Field(default_factory=dict)
     transport: TransportSpec = Field(default_factory=TransportSpec)
     disk: DiskSpec | None = None
+    notices: NoticeSpec = Field(default_factory=NoticeSpec)
     checkpoint: str = "all"
     costs: CostSpec = Field(default_factory=CostSpec)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)

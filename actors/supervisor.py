@@ -2,7 +2,8 @@
 
 Detached and named, one a fabric. It looks at the cluster once a second, renews the holders' right
 to grant over the mesh, and learns of exits from broken connections, proven by the node's raylet.
-What an earlier supervisor of the same name left running is ended first: its secret died with it.
+When it dies Ray starts it anew: it reads what its predecessor kept in Ray's KV (:mod:`.estate`), takes over
+the processes that run, which notice nothing, and waits one grant lease before it replaces one that does not answer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from ..fabric.messages import Birth, Misuse, SeriesReply, SeriesRequest, StatusR
 from ..fabric.supervisor import (
     SUPERVISOR,
     Answered,
+    Confirmed,
+    DrainNode,
     Exited,
     Life,
     Observed,
@@ -45,6 +48,8 @@ from . import ray_api
 from .addresses import holder_address
 from .clock import Clock
 from .directory import Directory
+from .draining import Draining
+from .estate import Estate, inherit, key_of, left_s, until_unix_s
 from .holder import Holder
 from .info import FabricInfo, check_vector
 from .mesh import Mesh
@@ -69,7 +74,13 @@ def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str
     return f"{fabric}/{address}" if incarnation is None else f"{fabric}/{address}/{incarnation}"
 
 
-class Supervisor(Rehearsed):
+def new_estate(spec: FabricSpec) -> Estate:
+    """A fabric that begins."""
+    weights = spec.model.weights
+    return Estate(spec.model_dump_json(), new_secret(), weights, [weights], directory_shards=spec.directory_shards)
+
+
+class Supervisor(Draining, Rehearsed):
     """Ray actor. Documented methods, which take and return bytes, JSON or plain values: ``describe``, ``status``,
     ``ready``, ``update_weights``, ``set_bypass``, ``drain``, ``shutdown``.
     """
@@ -77,16 +88,17 @@ class Supervisor(Rehearsed):
     def __init__(self, fabric: str, spec_json: str) -> None:
         super().__init__()
         self.fabric = fabric
-        self.spec = FabricSpec.model_validate_json(spec_json)
-        self.secret = new_secret()
-        self.weights = self.spec.model.weights
-        self.known_weights = [self.weights]
+        left = inherit(fabric)
+        self.estate = left or new_estate(FabricSpec.model_validate_json(spec_json))
+        self.spec = FabricSpec.model_validate_json(self.estate.spec)
+        self.secret = self.estate.secret
         testing = self.spec.testing
         self.clock = Clock(0.0 if testing else None)
         # On a clock that stands still no time to settle or to back off would ever be over.
         config = SupervisorConfig(self.spec.grant_s, **({"settled_s": 0.0, "backoff_s": 0.0} if testing else {}))
-        self.core = SupervisorCore(config, self.clock.now(), inherited=False)
-        self.core.weights = weights_digest16(self.weights)
+        self.core = SupervisorCore(config, self.clock.now(), inherited=left is not None)
+        self.core.bypassed = self.estate.bypassed
+        self._weights_in_force()
         self._lives: dict[tuple[str, int], Any] = {}
         """Ray handles of every process started and not yet ended, by address and incarnation."""
         self._checking: set[str] = set()
@@ -96,24 +108,96 @@ class Supervisor(Rehearsed):
         self._closing = False
         self._nodes: dict[str, ray_api.Node] = {}
         self.mesh: Mesh | None = None
-        self.shards = DirectoryShards(self.spec.directory_shards)
+        self.shards = DirectoryShards(self.estate.directory_shards)
+        self._in_use: dict[str, bool] = {}
+        self._running: asyncio.Task[None] | None = None
+        me = ray_api.comes_back_to()
+        if me is not None:
+            me.run.remote()  # nobody else would: who launched the fabric may be gone
+
+    def _weights_in_force(self) -> list[SupervisorEffect]:
+        retired = [weights_digest16(w) for w in self.estate.known_weights if w != self.estate.weights]
+        return self.core.update_weights(weights_digest16(self.estate.weights), retired)
 
     # --- loop ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Begin reconciling; returns once what an earlier supervisor left is ended."""
-        if self.mesh is not None:
-            return
+        """Begin reconciling; returns once what an earlier supervisor left is taken over. Idempotent."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._begin())
+        await asyncio.shield(self._running)
+
+    async def _begin(self) -> None:
         self.mesh = Mesh(SUPERVISOR, self.secret, self._undeliverable, self._replied)
-        left = await self._in_thread(
-            lambda: ray_api.named_actors(f"{self.fabric}/", but=actor_name(self.fabric, SUPERVISOR))
-        )
-        for handle in left:
-            await self._in_thread(functools.partial(ray_api.kill, handle))
-        self.core.inherited = bool(left)
+        self.core.incarnation = await self._in_thread(lambda: ray_api.next_count(self._counter))
+        await self._keep()
+        await self._confirm()
+        await self._take_over()
         await self._put_shards_in_force()
+        for node, until, why, retire in self.estate.drains:
+            self._feed(DrainNode(node, left_s(until), why, retire))
         self._spawn(self._renew())
+        self._spawn(self._confirming())
         self._spawn(self._loop())
+
+    @property
+    def _counter(self) -> str:
+        return f"{self.fabric}/{SUPERVISOR}"
+
+    async def _take_over(self) -> None:
+        """Every process that runs and answers goes on as it is; what was only half begun ends."""
+        mine = actor_name(self.fabric, SUPERVISOR)
+        left = await self._in_thread(lambda: ray_api.named_actors(f"{self.fabric}/", but=mine))
+        self.core.inherited = bool(left)
+        births = await asyncio.gather(*(self._birth_of(name, handle) for name, handle in left.items()))
+        latest: dict[str, int] = {}
+        for (address, incarnation), _, _ in births:
+            latest[address] = max(latest.get(address, 0), incarnation)
+        for key, handle, birth in births:
+            if key[1] < latest[key[0]] or birth == b"":
+                await self._in_thread(functools.partial(ray_api.kill, handle))
+                continue
+            self._lives[key] = handle
+            if birth is not None:
+                told = wire.decode_plain(Birth, birth)
+                self._feed(Started(told.member, told.clock_s))
+
+    async def _birth_of(self, name: str, handle: Any) -> tuple[tuple[str, int], Any, bytes | None]:
+        """A process by address and incarnation, and what it says of itself: nothing before it began, None where it is silent."""
+        address, _, incarnation = name.removeprefix(f"{self.fabric}/").rpartition("/")
+        try:
+            birth = await asyncio.wait_for(handle.birth.remote(), PING_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - whatever it was: it is silent, and may go on
+            logger.info("%s does not answer its new supervisor: %r", address, error)
+            birth = None
+        return (address, int(incarnation)), handle, birth
+
+    async def _keep(self) -> None:
+        """Keep what a successor must know."""
+        estate, core, now = self.estate, self.core, self.clock.now()
+        estate.bypassed, estate.directory_shards = core.bypassed, self.shards.count
+        estate.drains = [(d.node, until_unix_s(d.deadline_s - now), d.why, d.retire) for d in core.drains.values()]
+        raw = estate.encode()
+        await self._in_thread(lambda: ray_api.keep(key_of(self.fabric), raw))
+
+    async def _confirming(self) -> None:
+        """Look again and again whether this is still the fabric's supervisor."""
+        while not self._closing:
+            await asyncio.sleep(min(RECONCILE_S, self.core.config.grant_s / 5))
+            try:
+                await self._confirm()
+            except Exception as error:  # noqa: BLE001 - Ray's control store does not answer: rights run out
+                logger.warning("%s: is this still its supervisor? %r", self.fabric, error)
+
+    async def _confirm(self) -> None:
+        asked_s = self.clock.now()
+        latest = await self._in_thread(lambda: ray_api.count_of(self._counter))
+        if latest == self.core.incarnation:
+            if not self.spec.testing:
+                self._feed(Confirmed(asked_s))
+        elif not self._closing:
+            logger.warning("%s: another supervisor took over; this one ends", self.fabric)
+            self._closing = True
 
     async def _renew(self) -> None:
         """Renewing does not wait for the cluster's state: a slow answer from Ray takes no right away."""
@@ -136,6 +220,7 @@ class Supervisor(Rehearsed):
         if self._closing:
             return
         self._nodes = {n.node: n for n in nodes}
+        await self._look_for_drains()
         self._feed(Observed(tuple(self._wanted(nodes)), frozenset(self._nodes)))
         if self.shards.due({a for a, p in self.core.processes.items() if p.life is Life.UP}):
             await self._put_shards_in_force()
@@ -160,10 +245,12 @@ class Supervisor(Rehearsed):
     def _directory_node(self, shard: str, hosts: list[ray_api.Node], number: int) -> str:
         """Where a shard is, or should go: spread over the nodes, off the head where there is a choice."""
         known = self.core.processes.get(shard)
-        if known is not None and known.wanted.node in self._nodes:
+        going = {drain.node for drain in self.core.drains.values() if drain.over}
+        if known is not None and known.wanted.node in self._nodes and known.wanted.node not in going:
             return known.wanted.node
-        workers = [n for n in hosts if ray_api.HEAD not in n.resources]
-        places = sorted(n.node for n in workers or hosts)
+        stay = [n for n in hosts if n.node not in self.core.drains] or hosts
+        workers = [n for n in stay if ray_api.HEAD not in n.resources]
+        places = sorted(n.node for n in workers or stay)
         return places[number % len(places)]
 
     async def _put_shards_in_force(self) -> None:
@@ -200,6 +287,7 @@ class Supervisor(Rehearsed):
             logger.warning("%s refused what the supervisor said: %s", address, reply.text)
         else:
             self._feed(Received(address, reply))
+            self._heard.set()
 
     def _ask_for(self, address: str, incarnation: int) -> None:
         if address not in self._checking and not self._closing:
@@ -329,7 +417,9 @@ class Supervisor(Rehearsed):
     async def describe(self, schema: int = 1) -> bytes:
         """A FabricInfo record, for a process that connects and reads ``schema``."""
         members = self.core.members().members
-        return FabricInfo(self.fabric, self.spec, self.weights, members, "", door_secret(self.secret)).encode(schema)
+        return FabricInfo(self.fabric, self.spec, self.estate.weights, members, "", door_secret(self.secret)).encode(
+            schema
+        )
 
     async def _told(self) -> None:
         """Wait until everyone who is up took what was sent. Who does not in time loses its right to grant."""
@@ -353,8 +443,10 @@ class Supervisor(Rehearsed):
                 "fabric": self.fabric,
                 "pid": os.getpid(),
                 "model": self.spec.model.name,
-                "weights": self.weights,
+                "weights": self.estate.weights,
                 "bypassed": self.core.bypassed,
+                "supervisor": {"pid": os.getpid(), "incarnation": self.core.incarnation},
+                "drains": [self._drain_summary(node) for node in self.core.drains],
                 "processes": processes,
                 "directory": [r for r in replies if is_directory(r.get("address", ""))],
                 "holders": [r for r in replies if not is_directory(r.get("address", ""))],
@@ -394,29 +486,24 @@ class Supervisor(Rehearsed):
 
     async def update_weights(self, revision: str) -> None:
         """Put a weights revision in force: everything older is unreachable once this returns."""
-        self.known_weights = [*[w for w in self.known_weights if w != revision][-WEIGHTS_KNOWN_MAX:], revision]
-        self.weights = revision
-        retired = [weights_digest16(w) for w in self.known_weights if w != revision]
-        self._carry_out(self.core.update_weights(weights_digest16(revision), retired))
+        estate = self.estate
+        estate.known_weights = [*[w for w in estate.known_weights if w != revision][-WEIGHTS_KNOWN_MAX:], revision]
+        estate.weights = revision
+        self._carry_out(self._weights_in_force())
+        await self._keep()
         await self._told()
 
     async def set_bypass(self, on: bool, group: str = "") -> None:
         """Answer recompute to every acquire, or stop doing so. ``group``: which one causes name ("": the first)."""
         self.core.suspect = group if on else ""
         self._carry_out(self.core.set_mode(bypassed=on))
-        await self._told()
-
-    async def drain(self, node: str) -> None:
-        """Stop granting on a node, named by its Ray id or a prefix of it. Raises FabricError unless it is one node."""
-        found = [known for known in self._nodes if known.startswith(node)] if node else []
-        if len(found) != 1:
-            raise FabricError(f"node: {len(found)} nodes of the cluster have an id that begins with {node!r}")
-        self._carry_out(self.core.set_mode(drain=found[0]))
+        await self._keep()
         await self._told()
 
     async def set_directory_shards(self, count: int, timeout_s: float) -> str:
         """Spread the directory over so many processes. "" once everyone is told, else what is missing."""
         self.shards.count = count
+        await self._keep()
         deadline = time.monotonic() + timeout_s
         await self._look()
         while self.shards.map.shards != shard_names(count):
@@ -429,6 +516,7 @@ class Supervisor(Rehearsed):
     async def shutdown(self) -> None:
         """End every process but this one: the holders at once, then the directory they speak to."""
         self._closing = True
+        await self._in_thread(lambda: ray_api.let_go(key_of(self.fabric)))
         for directories in (False, True):
             keys = [key for key in self._lives if is_directory(key[0]) is directories]
             await asyncio.gather(*(self._stop(*key) for key in keys))

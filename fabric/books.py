@@ -431,6 +431,27 @@ class Books:
             self._push_out(self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}"))
         return pool.free.pop()
 
+    def worths(self, objects: Sequence[Obj]) -> list[float]:
+        """What the policy says each of these objects, which have slots here, is worth."""
+        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
+        if not len(slots):
+            return []
+        values = self.leaving.policy.values(slots, len(slots), self.now_s)
+        raised: list[float] = self.leaving.retained.raised(slots, values, self.now_s).tolist()
+        return raised
+
+    def room_for(self, obj: Obj, worth: float) -> bool:
+        """Whether a slot is free for an object, or is made so by letting go what is worth less."""
+        if self.lacking([obj]) is not None:
+            return False
+        pool = self.pools[obj.group, obj.shard]
+        if not pool.free:
+            victim = self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}")
+            if self.leaving.value[victim.slot] >= worth:
+                return False
+            self._push_out(victim)
+        return True
+
     def _keep_limits(self, obj: Obj) -> None:
         """Let what must leave before this object is charged."""
         while (scope := self.admission.over(obj)) is not None:

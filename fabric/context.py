@@ -132,6 +132,7 @@ class HolderContext:
         self.weights = weights
         self.retired: set[bytes] = set()
         self.draining = False
+        self.cut = False
         self.bypassed = False
         self.suspect = 0
         """The group that causes name while bypassed."""
@@ -202,6 +203,12 @@ class HolderContext:
     @property
     def next_wake_s(self) -> float | None:
         return self._wakes.next_s
+
+    def cut_off(self) -> None:
+        """Grant nothing in this life any more, and refuse every reader of what was granted."""
+        self.cut = True
+        self.grants_until_s = 0.0
+        self.arena.set_grants_until(0)
 
     @property
     def may_grant(self) -> bool:

@@ -21,6 +21,8 @@ from .bands import GONE, ON_TIER
 from .effects import Effect, Event, Received, Send
 from .index import ChainIndex, IndexLimits
 from .messages import (
+    CopiesFound,
+    CopiesLookup,
     DumpPart,
     EventBatch,
     EventRun,
@@ -127,6 +129,8 @@ class DirectoryCore:
         self._now = max(now, self._now)
         if isinstance(event, Received):
             match event.message:
+                case CopiesLookup():
+                    self._send(event.sender, self.copies(event.message))
                 case Lookup():
                     self._lookup(event.sender, event.message)
                 case EventBatch():
@@ -364,6 +368,11 @@ class DirectoryCore:
             self.router.map if moved else None,
             self.index.editions(asked),
         )
+
+    def copies(self, message: CopiesLookup) -> CopiesFound:
+        """What is held by others than those named, as far as their holders are trusted."""
+        but = {*message.but, *self._stale(set(self.streams))}
+        return CopiesFound(message.op, message.ask, tuple(self.index.copies(run, but) for run in message.runs))
 
     def _mine(self, strips: Iterable[Strip], moved: list[tuple[int, int]]) -> list[Strip]:
         """The segments that are this shard's by its newer map; the others are added to ``moved``."""

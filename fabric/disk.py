@@ -13,7 +13,7 @@ swapped out goes there first, and what comes from the disk comes through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .books import Obj, held_refusal, split
@@ -40,6 +40,7 @@ from .kinds import Reason
 from .ladder import Demotion, HostDesk, entry_of
 from .lifecycle import State
 from .messages import Done, Objects, SwapIn, SwapOut
+from .model import ModelSpec
 from .passport import Abi
 from .remote_copies import RemoteCopies
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
@@ -167,31 +168,13 @@ class DiskDesk:
         self.found(event.entries, event.file_bytes, remote=event.remote)
 
     def _found_object(self, extent: int, number: int, e: ExtentEntry) -> Obj | None:
-        ctx = self.ctx
-        if e.shard not in ctx.books.shards or e.group >= len(ctx.model.groups):
+        if self.ctx.books.find(e.group, e.shard, e.digest) is not None:
             return None
-        spec = ctx.model.groups[e.group]
-        if e.length > spec.block_bytes or e.position % spec.unit_tokens:
+        obj = object_of(e, self.ctx.model, self.ctx.books.shards)
+        if obj is None:
             return None
-        if ctx.books.find(e.group, e.shard, e.digest) is not None:
-            return None
-        obj = Obj(
-            spec.kind,
-            e.group,
-            e.shard,
-            e.digest,
-            e.position,
-            e.namespace,
-            e.weights,
-            e.tenant,
-            e.revision,
-            e.length,
-            Abi(e.fingerprint, e.alignment_bytes),
-            e.checksum,
-            place=ChainPlace(e.anchor, e.parent) if e.anchor else None,
-        )
         obj.on_disk = (extent, number)
-        ctx.books.find_on_disk(obj)
+        self.ctx.books.find_on_disk(obj)
         return obj
 
     def state(self, event: DiskState) -> None:
@@ -665,3 +648,27 @@ class DiskDesk:
 
 def _extent(obj: Obj) -> int | None:
     return None if obj.on_disk is None else obj.on_disk[0]
+
+
+def object_of(e: ExtentEntry, model: ModelSpec, shards: Collection[int]) -> Obj | None:
+    """The object that an entry describes; None where it is none of this model's and these shards'."""
+    if e.shard not in shards or not 0 <= e.group < len(model.groups):
+        return None
+    spec = model.groups[e.group]
+    if e.length > spec.block_bytes or e.position % spec.unit_tokens:
+        return None
+    return Obj(
+        spec.kind,
+        e.group,
+        e.shard,
+        e.digest,
+        e.position,
+        e.namespace,
+        e.weights,
+        e.tenant,
+        e.revision,
+        e.length,
+        Abi(e.fingerprint, e.alignment_bytes),
+        e.checksum,
+        place=ChainPlace(e.anchor, e.parent) if e.anchor else None,
+    )

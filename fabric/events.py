@@ -26,6 +26,7 @@ from .context import HolderContext
 from .kinds import INDEX_DIGEST_BYTES
 from .lifecycle import State
 from .messages import DumpPart, EventBatch, EventRun, EventsSeen, Heartbeat, Lane, ShardMap
+from .model import ModelSpec
 from .passport import Abi
 from .segments import ChainPlace, Router
 
@@ -298,9 +299,23 @@ def _lane(change: _Pending) -> Lane:
     return Lane(obj.group, obj.shard, state, obj.revision, obj.abi, obj.bad, obj.bad_from_tier)
 
 
+def runs_of(objects: Iterable[Obj], model: ModelSpec) -> Iterator[tuple[EventRun, list[Obj]]]:
+    """Like objects that follow one another in a chain, as runs; what has no place in a chain is left out."""
+    changes = (_Pending(obj, False, False, 0) for obj in objects if obj.place is not None)
+    for taken in _alike(changes):
+        yield _run(taken, lambda group: model.groups[group].unit_tokens), [change.obj for *_, change in taken]
+
+
 def _runs(changes: Iterable[_Pending], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
     """Changes of like objects that follow one another in a chain, as one run."""
-    taken: list[tuple[Lane, bool, ChainPlace, _Pending]] = []
+    return (_run(taken, unit_of) for taken in _alike(changes))
+
+
+_Taken = list[tuple[Lane, bool, ChainPlace, _Pending]]
+
+
+def _alike(changes: Iterable[_Pending]) -> Iterator[_Taken]:
+    taken: _Taken = []
     for change in changes:
         place = change.obj.place
         assert place is not None
@@ -309,14 +324,14 @@ def _runs(changes: Iterable[_Pending], unit_of: Callable[[int], int]) -> Iterato
             like, evicted, first, before = taken[-1]
             follows = place.parent == before.obj.digest[:INDEX_DIGEST_BYTES] and place.anchor == first.anchor
             if not follows or lane != like or change.evicted != evicted:
-                yield _run(taken, unit_of)
+                yield taken
                 taken = []
         taken.append((lane, change.evicted, place, change))
     if taken:
-        yield _run(taken, unit_of)
+        yield taken
 
 
-def _run(taken: list[tuple[Lane, bool, ChainPlace, _Pending]], unit_of: Callable[[int], int]) -> EventRun:
+def _run(taken: _Taken, unit_of: Callable[[int], int]) -> EventRun:
     lane, evicted, place, first = taken[0]
     unit = unit_of(lane.group)
     versions = b""

@@ -14,6 +14,7 @@ from .books import held_refusal
 from .context import HolderConfig, HolderContext
 from .copies import CopyDesk, Placement
 from .disk import DiskDesk
+from .drain import DrainDesk
 from .effects import (
     Digested,
     DiskFound,
@@ -38,6 +39,7 @@ from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
 from .flow import Flow
 from .graphs import GraphDesk
+from .intake import IntakeDesk
 from .kinds import Reason
 from .leader import Leader
 from .lifecycle import State
@@ -46,7 +48,9 @@ from .messages import (
     Answer,
     Cancel,
     Computed,
+    CopiesFound,
     Done,
+    Drain,
     Drop,
     EventsSeen,
     Found,
@@ -54,9 +58,11 @@ from .messages import (
     GraphIdle,
     GraphRegister,
     HolderGone,
+    Load,
     MateColumns,
     MateLookup,
     Members,
+    Offer,
     Park,
     PartAbort,
     PartCheck,
@@ -84,6 +90,7 @@ from .messages import (
     StoreQuiet,
     SwapIn,
     SwapOut,
+    Taken,
 )
 from .model import ModelSpec
 from .offers import Planning
@@ -129,11 +136,17 @@ class HolderCore:
         self.copies = CopyDesk(self.ctx, placement, self.leader.release)
         self.leader.granted = self.copies.granted
         self.scrubber = Scrubber(self.ctx)
+        self.intake = IntakeDesk(self.ctx)
+        self.drain = DrainDesk(self.ctx)
+        self.drain.release = self.leader.release
+        self.drain.writing = lambda: bool(self.stores.attempts)
         self.sampler = Sampler(self.ctx, self.disk)
         self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes, config.holder)
         self._flow_due_s: float | None = None
         self.weights_number = 0
         self.mode_number = 0
+        self.supervisor = 0
+        """The latest supervisor that gave a right to grant."""
         self._renewals: dict[str, tuple[str, Renew, float, dict[str, PartRenewed | None]]] = {}
         self._routes: dict[type, Any] = {
             Acquire: self.leader.start,
@@ -168,7 +181,11 @@ class HolderCore:
             PinRequest: self._pin_request,
             PinReply: self._pin_reply,
             PinEnd: self.pins.end,
-            PinEnded: self.parts.pin_ended,
+            PinEnded: self._pin_ended,
+            Offer: self.intake.offered,
+            Taken: self.drain.taken,
+            Drain: lambda _, m: self.drain.asked(m),
+            CopiesFound: lambda _, m: self.drain.copies_found(m),
             Found: self.leader.found,
             EventsSeen: lambda _, m: self.events.seen(m),
             ShardMap: lambda _, m: self.events.told_map(m),
@@ -201,9 +218,10 @@ class HolderCore:
             case Undeliverable():
                 self._undeliverable(event.to, event.message)
             case TransferDone():
-                if not self.disk.copied(event):
+                if not self.disk.copied(event) and not self.intake.transferred(event):
                     self.parts.transferred(event)
             case TransferQuiet():
+                self.intake.transfer_quiet(event.token)
                 self.parts.transfer_quiet(event.token)
                 self.disk.quiet(event.token)
             case Digested():
@@ -239,6 +257,16 @@ class HolderCore:
         """When this core wants a Tick, on the clock of ``now``."""
         return self.ctx.next_wake_s
 
+    def load(self, clients: int) -> Load:
+        """What this holder has to do, so many clients of its node included."""
+        counters, books = self.ctx.counters, self.ctx.books
+        used = sum(
+            (pool.slots - len(pool.free)) * books.model.groups[pool.group].block_bytes for pool in books.pools.values()
+        )
+        waiting = len(self.disk.line) + self.disk.waiting
+        evicted = self.ctx.tally.lost_tokens.get(Reason.EVICTED, 0)
+        return Load(clients, counters["admission_refusals"], evicted, waiting, used)
+
     def series(self) -> list[Sample]:
         """What this life did over time, up to the last step."""
         return self.sampler.series()
@@ -251,6 +279,7 @@ class HolderCore:
         if self.disk.start_due():
             self._drain_local()
             ctx.wake_at(ctx.now, self._next_turn)  # the next in a step of its own: live requests come between
+        self.drain.look()
         while self.disk.forget_dropped():
             self._drain_local()
         self.events.flush()
@@ -281,6 +310,8 @@ class HolderCore:
         if isinstance(op, str):
             self.parts.unreachable(to, op)
             self.leader.unreachable(to, op)
+            self.intake.unreachable(to, op)
+            self.drain.unreachable(to, op)
         if isinstance(message, PartRenew):
             self._part_renewed(to, PartRenewed(message.op, Reason.HOLDER_LOST, 0.0))
 
@@ -306,8 +337,12 @@ class HolderCore:
             self.disk.cancel(message.op)
 
     def _pin_reply(self, peer: str, message: PinReply) -> None:
-        if not self.leader.pin_reply(peer, message):
+        if not self.leader.pin_reply(peer, message) and not self.intake.pin_reply(peer, message):
             self.parts.pin_reply(peer, message)
+
+    def _pin_ended(self, peer: str, message: PinEnded) -> None:
+        if not self.intake.pin_ended(peer, message):
+            self.parts.pin_ended(peer, message)
 
     def _drop(self, client: str, message: Drop) -> None:
         books = self.ctx.books
@@ -423,6 +458,7 @@ class HolderCore:
         """
         self.pins.holder_gone(message.holder)
         self.parts.holder_gone(message.holder)
+        self.intake.holder_gone(message.holder)
         self.leader.holder_gone(message.holder)
         for record in list(self.ctx.leases.live.values()):
             shared = record.leader == message.holder or any(holder == message.holder for holder, _ in record.mates)
@@ -441,7 +477,10 @@ class HolderCore:
     def _grant_until(self, peer: str, message: GrantUntil) -> None:
         """The right to grant, for this life only."""
         ctx = self.ctx
-        if message.incarnation == ctx.incarnation:
+        if message.supervisor < self.supervisor:
+            return
+        self.supervisor = message.supervisor
+        if message.incarnation == ctx.incarnation and not ctx.cut:
             since_s = ctx.now if message.since_s is None else min(message.since_s, ctx.now)
             ctx.grants_until_s = max(ctx.grants_until_s, since_s + message.seconds)
             ctx.arena.set_grants_until(int(ctx.grants_until_s * 1e9))
@@ -466,7 +505,7 @@ class HolderCore:
         if message.number < self.mode_number:
             return
         self.mode_number = message.number
-        self.ctx.draining = message.draining
+        self.ctx.draining = message.draining or self.ctx.cut
         self.ctx.bypassed = message.bypassed
         names = [group.name for group in self.ctx.model.groups]
         self.ctx.suspect = names.index(message.suspect) if message.suspect in names else 0

@@ -11,12 +11,12 @@ of the hand. Forgetting is safe: an answer becomes shorter, and a holder's next 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, Cell, cost_bytes, evicted_objects_of, pack, unpack
+from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, ON_TIER, Cell, cost_bytes, evicted_objects_of, pack, unpack
 from .bitmaps import ones
 from .chains import KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment
 from .messages import Edition, EventRun, Lane, Piece, Strip, Stripe
@@ -254,6 +254,44 @@ class ChainIndex:
             cell.versions[offset : offset + size] = versions
         if entry.run in self._evicted:
             self._not_evicted(entry, opened, lane.group, mask)
+
+    # --- copies --------------------------------------------------------------------------------
+
+    def copies(self, event: EventRun, but: Collection[str]) -> int:
+        """Bit i: object i of the run has a good copy of its group, shard and revision at a holder not in ``but``."""
+        segment = self.tables.get(event.unit, {}).get(event.anchor)
+        if segment is None:
+            return 0
+        base, count = event.first % SEGMENT_OBJECTS, len(event.digests) // KEY
+        found = at = 0
+        while at < count:
+            run = segment.find(base + at, event.digests[at * KEY : at * KEY + KEY])
+            size = 1 if run is None else max(run.agrees(base + at, event.digests, at, count - at), 1)
+            if run is not None:
+                held = 0
+                for band in run.bands:
+                    if self._has(band, event.lane, but):
+                        held |= band.bits
+                found |= (held >> (base + at) & ones(size)) << at
+            at += size
+        return found
+
+    def _has(self, band: Band, lane: Lane, but: Collection[str]) -> bool:
+        """Whether a band speaks of such objects, usable, at another holder."""
+        holder, _ = self.lives.get(band.life, ("", 0))
+        return (
+            bool(holder)
+            and holder not in but
+            and any(
+                other.group == lane.group
+                and other.shard == lane.shard
+                and other.revision == lane.revision
+                and other.abi == lane.abi
+                and other.state in (IN_MEMORY, ON_TIER)
+                and other.bad is None
+                for other in band.owner.lanes
+            )
+        )
 
     # --- what was evicted ----------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
     """Every slot is free or owned, once; every owned slot and every pin is owed to somebody; host slots likewise."""
     books = core.ctx.books
     details = [f"slot {slot}: {have} pins, {due} are owed" for slot, have, due in _unlike(books.pins, _pins(core))]
-    hands = {id(obj) for desk in (core.stores, core.parts, core.disk) for obj in desk.in_hand()}
+    hands = {id(obj) for desk in (core.stores, core.parts, core.intake, core.disk) for obj in desk.in_hand()}
     counted = books.pins.tolist()
     owner = books.owner
     for key, pool in books.pools.items():

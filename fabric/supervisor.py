@@ -20,7 +20,21 @@ from enum import StrEnum
 from typing import Any
 
 from .effects import Received, Send, Undeliverable
-from .messages import GrantSeen, GrantUntil, HolderGone, Member, Members, SetMode, SetWeights, ShardMap
+from .messages import (
+    Drain,
+    Drained,
+    DrainTally,
+    DrainTarget,
+    GrantSeen,
+    GrantUntil,
+    HolderGone,
+    Load,
+    Member,
+    Members,
+    SetMode,
+    SetWeights,
+    ShardMap,
+)
 
 SUPERVISOR = "supervisor"
 """The supervisor's address: what it alone may say is taken from no one else."""
@@ -106,6 +120,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirmed:
+    """At ``asked_s`` (own clock) no later supervisor of this fabric was known: until a grant lease after it, none replaces anyone."""
+
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNode:
+    """A node goes, or is to be emptied: ``why`` is what said so. ``retire``: its holders end once they are drained."""
+
+    node: str
+    within_s: float
+    why: str
+    retire: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Start a process under its next incarnation (a durable counter of the driver's)."""
 
@@ -120,7 +151,9 @@ class Stop:
     incarnation: int
 
 
-SupervisorEvent = Observed | Started | Exited | Answered | StartFailed | Tick | Received | Undeliverable
+SupervisorEvent = (
+    Observed | Started | Exited | Answered | StartFailed | Tick | Confirmed | DrainNode | Received | Undeliverable
+)
 SupervisorEffect = Send | Start | Stop
 
 
@@ -135,6 +168,20 @@ class Process:
     granted_until_s: float = 0.0
     clock_s: float = 0.0
     """The process's own clock when it last answered."""
+    load: Load | None = None
+
+
+@dataclass(slots=True)
+class NodeDrain:
+    """One node being emptied: until when (own clock), and what each of its holders reported."""
+
+    node: str
+    number: int
+    deadline_s: float
+    why: str
+    retire: bool
+    reports: dict[str, Drained] = field(default_factory=dict)
+    over: bool = False
 
 
 @dataclass(slots=True)
@@ -153,7 +200,10 @@ class SupervisorCore:
     bypassed: bool = False
     suspect: str = ""
     """The group that causes name while the fabric is bypassed."""
-    draining: set[str] = field(default_factory=set)
+    drains: dict[str, NodeDrain] = field(default_factory=dict)
+    """Nodes that are drained or were, by node, as long as they are there."""
+    retired_nodes: set[str] = field(default_factory=set)
+    """Nodes that are to have no holder, so that they can be taken away."""
     wanted: frozenset[str] = frozenset()
     """Addresses that ought to be up, as last seen."""
     processes: dict[str, Process] = field(default_factory=dict)
@@ -162,6 +212,9 @@ class SupervisorCore:
     incarnation: int = 0
     shard_map: ShardMap | None = None
     """The directory's shards, once they are told."""
+    confirmed_s: float | None = None
+    """When it was last known that no later supervisor rules; None: nobody looks."""
+    _drain_number: int = 0
     _weights_number: int = 0
     _mode_number: int = 0
     _unsettled: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -185,8 +238,14 @@ class SupervisorCore:
                 self._start_failed(event.address, event.detail, now)
             case Tick():
                 self._renew(now)
+            case Confirmed():
+                self.confirmed_s = max(event.asked_s, self.confirmed_s or event.asked_s)
+            case DrainNode():
+                self._drain(event, now)
             case Received(message=GrantSeen() as message):
-                self._seen(event.sender, message)
+                self._seen(event.sender, message, now)
+            case Received(message=Drained() as message):
+                self._drained(event.sender, message)
             case _:
                 pass
         effects, self._effects = self._effects, []
@@ -195,10 +254,12 @@ class SupervisorCore:
     # --- processes -----------------------------------------------------------------------------
 
     def _reconcile(self, seen: Observed, now: float) -> None:
-        self.wanted = frozenset(w.address for w in seen.wanted)
-        wanted = {w.address: w for w in seen.wanted}
+        self.drains = {node: drain for node, drain in self.drains.items() if node in seen.alive_nodes}
+        self.retired_nodes &= seen.alive_nodes
+        wanted = {w.address: w for w in seen.wanted if not w.shards or w.node not in self.retired_nodes}
+        self.wanted = frozenset(a for a, w in wanted.items() if not self._leaves(w))
         for address, process in list(self.processes.items()):
-            if address not in wanted and process.life is Life.UP and process.member is not None:
+            if process.life is Life.UP and process.member is not None and self._misplaced(process, wanted.get(address)):
                 self._effects.append(Stop(address, process.member.incarnation))
                 self._forget(address)
             elif process.life is Life.STARTING and now - process.since_s > self.config.start_timeout_s:
@@ -209,9 +270,18 @@ class SupervisorCore:
                 self._forget(address)
         self._unsettled = {a: kept for a, kept in self._unsettled.items() if a in wanted}
         for address, want in wanted.items():
-            if address not in self.processes and self._may_start(address, now):
+            if address not in self.processes and not self._leaves(want) and self._may_start(address, now):
                 self.processes[address] = Process(want, Life.STARTING, now)
                 self._effects.append(Start(want))
+
+    @staticmethod
+    def _misplaced(process: Process, want: Wanted | None) -> bool:
+        """Whether a process is wanted no more, or elsewhere."""
+        return want is None or (bool(want.node) and want.node != process.wanted.node)
+
+    def _leaves(self, want: Wanted) -> bool:
+        """A holder of a node that is drained: where it runs it goes on, where it does not nobody starts it."""
+        return bool(want.shards) and want.node in self.drains
 
     def _may_start(self, address: str, now: float) -> bool:
         """A supervisor that took over cannot know who may still grant: it waits one grant lease."""
@@ -253,6 +323,8 @@ class SupervisorCore:
         self._effects.append(Send(member.address, self._set_mode(member.node)))
         if self.shard_map is not None:
             self._effects.append(Send(member.address, self.shard_map))
+        if member.node in self.drains:
+            self._ask_to_drain(self.drains[member.node], now)
 
     def _exited(self, event: Exited, now: float) -> None:
         process = self.processes.get(event.address)
@@ -295,7 +367,7 @@ class SupervisorCore:
     def members(self) -> Members:
         """Everyone who is up."""
         up = [p.member for p in self.processes.values() if p.member is not None and p.life is Life.UP]
-        return Members(self._number, tuple(sorted(up, key=lambda m: m.address)))
+        return Members(self._numbered(self._number), tuple(sorted(up, key=lambda m: m.address)))
 
     # --- rights and modes ----------------------------------------------------------------------
 
@@ -306,14 +378,23 @@ class SupervisorCore:
         for process in self.processes.values():
             if process.life is Life.UP:
                 self._grant(process, now)
+        for drain in self.drains.values():
+            if not drain.over:
+                self._ask_to_drain(drain, now)
 
     def _grant(self, process: Process, now: float) -> None:
+        """The right to grant, which ends before a supervisor that is not known here could replace anyone."""
         assert process.member is not None
-        process.granted_until_s = now + self.config.grant_s
-        grant = GrantUntil(process.member.incarnation, self.config.grant_s, process.clock_s)
+        seconds = self.config.grant_s
+        if self.confirmed_s is not None:
+            seconds = min(seconds, self.confirmed_s + self.config.grant_s - now)
+        if seconds <= 0:
+            return
+        process.granted_until_s = now + seconds
+        grant = GrantUntil(process.member.incarnation, seconds, process.clock_s, self.incarnation)
         self._effects.append(Send(process.member.address, grant))
 
-    def _seen(self, address: str, message: GrantSeen) -> None:
+    def _seen(self, address: str, message: GrantSeen, now: float) -> None:
         """A process answered: its clock, and what it has not been told yet, or was and never got."""
         process = self.processes.get(address)
         if process is None or process.member is None or process.member.incarnation != message.incarnation:
@@ -325,6 +406,9 @@ class SupervisorCore:
             self._effects.append(Send(address, self._set_weights()))
         if message.mode_number != self._numbered(self._mode_number):
             self._effects.append(Send(address, self._set_mode(process.member.node)))
+        if message.leaves_in_s is not None:
+            self._drain(DrainNode(process.member.node, message.leaves_in_s, message.notice), now)
+        process.load = message.load
 
     def _numbered(self, count: int) -> int:
         return self.incarnation << 32 | count
@@ -333,7 +417,7 @@ class SupervisorCore:
         return SetWeights(self.weights, self.retired, self._numbered(self._weights_number))
 
     def _set_mode(self, node: str) -> SetMode:
-        return SetMode(node in self.draining, self.bypassed, self._numbered(self._mode_number), self.suspect)
+        return SetMode(node in self.drains, self.bypassed, self._numbered(self._mode_number), self.suspect)
 
     def update_weights(self, weights: bytes, retired: Iterable[bytes]) -> list[SupervisorEffect]:
         """Put a weights revision in force on every holder."""
@@ -341,18 +425,89 @@ class SupervisorCore:
         self._weights_number += 1
         return [Send(a, self._set_weights()) for a in self._up()]
 
-    def set_mode(self, *, bypassed: bool | None = None, drain: str | None = None) -> list[SupervisorEffect]:
-        """Bypass the whole fabric or not; drain one node."""
-        if bypassed is not None:
-            self.bypassed = bypassed
-        if drain is not None:
-            self.draining.add(drain)
+    def set_mode(self, *, bypassed: bool) -> list[SupervisorEffect]:
+        """Bypass the whole fabric or not."""
+        self.bypassed = bypassed
         self._mode_number += 1
-        return [
-            Send(p.member.address, self._set_mode(p.member.node))
-            for p in self.processes.values()
-            if p.member is not None
+        return self._modes()
+
+    def _modes(self) -> list[SupervisorEffect]:
+        members = [process.member for process in self.processes.values() if process.member is not None]
+        return [Send(member.address, self._set_mode(member.node)) for member in members]
+
+    # --- drains --------------------------------------------------------------------------------
+
+    def _drain(self, event: DrainNode, now: float) -> None:
+        """Begin to empty a node, or sooner than it was said before."""
+        known = self.drains.get(event.node)
+        deadline_s = now + event.within_s
+        if known is not None:
+            known.retire = known.retire or event.retire
+            if known.over or deadline_s >= known.deadline_s:
+                self._drain_over(known)
+                return
+        self._drain_number += 1
+        retire = event.retire or (known is not None and known.retire)
+        drain = NodeDrain(event.node, self._numbered(self._drain_number), deadline_s, event.why, retire)
+        self.drains[event.node] = drain
+        self._mode_number += 1
+        self._effects += self._modes()
+        self._ask_to_drain(drain, now)
+
+    def _ask_to_drain(self, drain: NodeDrain, now: float) -> None:
+        """Tell the node's holders until each has reported; a node without any is drained."""
+        up = [
+            p.member for p in self.processes.values() if p.member is not None and p.life is Life.UP and p.member.shards
         ]
+        stay = [m for m in up if m.node not in self.drains]
+        targets = tuple(DrainTarget(m.address, m.node, m.shards) for m in sorted(stay, key=lambda m: m.address))
+        leaving = tuple(sorted(m.address for m in up if m.node in self.drains))
+        left_s = max(drain.deadline_s - now, 0.0)
+        for member in up:
+            if member.node == drain.node and member.address not in drain.reports:
+                self._effects.append(Send(member.address, Drain(drain.number, left_s, targets, leaving)))
+        self._drain_over(drain)
+
+    def _drained(self, address: str, message: Drained) -> None:
+        process = self.processes.get(address)
+        if process is None or process.member is None or process.member.incarnation != message.incarnation:
+            return
+        drain = self.drains.get(process.member.node)
+        if drain is not None and message.number == drain.number:
+            drain.reports[address] = message
+            self._drain_over(drain)
+
+    def _drain_over(self, drain: NodeDrain) -> None:
+        """Over once each of its holders has reported or is gone; a node to be retired then has holders no more."""
+        there = {
+            a
+            for a, p in self.processes.items()
+            if p.wanted.shards and p.wanted.node == drain.node and p.member is not None
+        }
+        drain.over = there <= drain.reports.keys()
+        if drain.over and drain.retire:
+            self.retired_nodes.add(drain.node)
+
+    def drain_sum(self, node: str) -> dict[str, DrainTally]:
+        """What became of a node's state, over its holders."""
+        drain = self.drains.get(node)
+        reports = list(drain.reports.values()) if drain is not None else []
+        sums = {}
+        for name in ("moved", "elsewhere", "dropped"):
+            tallies: list[DrainTally] = [getattr(report, name) for report in reports]
+            sums[name] = DrainTally(
+                sum(t.objects for t in tallies), sum(t.size_bytes for t in tallies), sum(t.value for t in tallies)
+            )
+        return sums
+
+    def engage(self, node: str) -> list[SupervisorEffect]:
+        """A node that was emptied for want of work is to serve again."""
+        if node in self.retired_nodes and all(p.wanted.node != node for p in self.processes.values()):
+            self.retired_nodes.discard(node)
+            self.drains.pop(node, None)
+            self._mode_number += 1
+            return self._modes()
+        return []
 
     def set_shards(self, shard_map: ShardMap) -> list[SupervisorEffect]:
         """Put a shard map in force: everyone is told, now and whoever starts later."""
@@ -365,4 +520,4 @@ class SupervisorCore:
 
 def is_supervisor_message(message: Any) -> bool:
     """Whether a record is one that only the supervisor may send."""
-    return isinstance(message, GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members)
+    return isinstance(message, GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain)

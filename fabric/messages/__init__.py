@@ -40,6 +40,17 @@ from .directory import (
     Strip,
     Stripe,
 )
+from .drains import (
+    CopiesFound,
+    CopiesLookup,
+    Drain,
+    Drained,
+    DrainTally,
+    DrainTarget,
+    Offer,
+    Offered,
+    Taken,
+)
 from .leases import (
     Acquire,
     Answer,
@@ -79,7 +90,7 @@ from .peers import (
     SourceRun,
 )
 from .stores import Done, Drop, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet, SwapIn, SwapOut
-from .supervision import Birth, GrantSeen, GrantUntil, Member, Members, SetMode, SetWeights
+from .supervision import Birth, GrantSeen, GrantUntil, Load, Member, Members, SetMode, SetWeights
 
 __all__ = [
     "Acquire",
@@ -93,7 +104,13 @@ __all__ = [
     "CapShare",
     "Column",
     "Computed",
+    "CopiesFound",
+    "CopiesLookup",
     "Done",
+    "Drain",
+    "DrainTally",
+    "DrainTarget",
+    "Drained",
     "Drop",
     "DumpPart",
     "Edition",
@@ -114,6 +131,7 @@ __all__ = [
     "Lane",
     "LeaseGrant",
     "LeasePart",
+    "Load",
     "Lookup",
     "Mark",
     "MateColumns",
@@ -122,6 +140,8 @@ __all__ = [
     "Members",
     "Misuse",
     "Objects",
+    "Offer",
+    "Offered",
     "Park",
     "PartAbort",
     "PartCheck",
@@ -168,6 +188,7 @@ __all__ = [
     "Stripe",
     "SwapIn",
     "SwapOut",
+    "Taken",
     "Told",
     "WriteSlots",
 ]

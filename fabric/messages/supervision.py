@@ -19,18 +19,41 @@ class GrantUntil:
     incarnation: int
     seconds: float
     since_s: float | None = None
+    supervisor: int = added(2, 0)
+    """The incarnation of the supervisor that says so: an earlier one's word counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a holder has to do: what it counted over its life, and what is so now.
+
+    ``clients``: sessions connected over its Unix socket; ``refused``: acquires that found no room;
+    ``evicted_tokens``: lost to eviction; ``waiting``: restores in line; ``used_bytes``: of state in memory.
+    """
+
+    clients: int
+    refused: int
+    evicted_tokens: int
+    waiting: int
+    used_bytes: int
 
 
 @record(53)
 @dataclass(frozen=True, slots=True)
 class GrantSeen:
-    """The reply to GrantUntil: the process's monotonic clock now, and the weights, mode and shard map it knows of."""
+    """The reply to GrantUntil: the process's monotonic clock now, and the weights, mode and shard map it knows of.
+
+    ``leaves_in_s``: its node goes in so many seconds, said by ``notice``.
+    """
 
     incarnation: int
     clock_s: float
     weights_number: int = 0
     mode_number: int = 0
     map_epoch: int = 0
+    leaves_in_s: float | None = added(2, None)
+    notice: str = added(2, "")
+    load: Load | None = added(2, None)  # noqa: RUF009 - None, and since when it is there
 
 
 @record(51)

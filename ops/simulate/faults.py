@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...fabric.effects import DiskState
 from ...fabric.kinds import Reason
 from ...fabric.lifecycle import State
+from ...fabric.supervisor import DrainNode
 from .clients import Client
 from .directories import SHARDS_MAX
 
@@ -124,6 +125,17 @@ class Faults:
         world.queue.after(self.rng.uniform(0.1, 2.0), lambda: world.exited(address, epoch, proven=True))
         return True
 
+    def drain_node(self) -> bool:
+        """A node is emptied and goes, at its deadline or as soon as it is drained; later it comes back, empty."""
+        world = self.world
+        stay = [n for n in world.nodes if n not in world.away and n not in world.supervisor.drains]
+        if len(stay) < 2:
+            return False
+        node, within_s = self.rng.choice(stay), self.rng.choice((0.3, 1.5, 5.0)) * self.rng.uniform(0.5, 1.5)
+        world.tell_supervisor(DrainNode(node, within_s, "asked"))
+        world.queue.after(within_s + self.rng.uniform(-0.2, 2.5), world.leave, node)
+        return True
+
     # --- network -------------------------------------------------------------------------------
 
     def partition(self) -> bool:
@@ -209,6 +221,7 @@ FAULTS: tuple[tuple[Callable[[Faults], bool], int], ...] = (
     (Faults.restart_directory, 2),
     (Faults.reshard_directory, 1),
     (Faults.partition, 4),
+    (Faults.drain_node, 3),
     (Faults.disk_down, 2),
     (Faults.rot, 4),
     (Faults.flip, 3),

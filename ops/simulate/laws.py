@@ -64,6 +64,13 @@ class Laws:
 
     def _changed_at_source(self, life: Life, source: str, message: PinEnded) -> Iterator[Obj]:
         """Objects of a transfer whose source does not say that they are still what was promised."""
+        intake = life.core.intake.open.get(message.op)
+        if intake is not None and intake.source == source and intake.ready:
+            for run, blob in intake.told(message.versions):
+                for at, incoming in enumerate(run):
+                    if blob[at * 8 : at * 8 + 8] != incoming.version:
+                        yield incoming.obj
+            return
         part = life.core.parts.open_parts.get(message.op)
         known = part.sources.get(source) if part is not None else None
         if known is None or known.ended or known.transferring:

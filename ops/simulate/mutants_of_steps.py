@@ -14,6 +14,7 @@ from ...fabric.books import Books, Obj, split
 from ...fabric.directory import DirectoryCore, Stream
 from ...fabric.disk import DiskDesk
 from ...fabric.effects import DiskRead, Moved, TransferDone
+from ...fabric.intake import Incoming, IntakeDesk
 from ...fabric.kinds import ObjectKind, Reason
 from ...fabric.leases import LeaseBook, read_refusal
 from ...fabric.lifecycle import State
@@ -92,6 +93,20 @@ def digest(patches: Patches) -> None:
         return moved.fault is None
 
     patches.put(PartDesk, "landed_whole", landed)
+
+
+def drain_version(patches: Patches) -> None:
+    """The source of an offer is not asked again."""
+    patches.put(IntakeDesk, "unchanged_at_source", lambda *_: True)
+
+
+def drain_digest(patches: Patches) -> None:
+    """An offer's transfer that reports no fault brought the right bytes."""
+
+    def landed(_: IntakeDesk, __: Incoming, moved: Moved) -> bool:
+        return moved.fault is None
+
+    patches.put(IntakeDesk, "landed_whole", landed)
 
 
 def trust_directory(patches: Patches) -> None:

@@ -115,6 +115,8 @@ class Run:
                 self.faults.wake(life)
         for name in world.lives:
             self.faults.disk_up(name)
+        for node in list(world.supervisor.drains):
+            world.leave(node)
         self._until(world.queue.now + 12.0)
         for client in list(world.clients.values()):
             client.die()

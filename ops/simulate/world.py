@@ -157,6 +157,8 @@ class World:
         self.zombies: list[Life] = []
         self.incarnations: Counter[str] = Counter()
         self.cut: set[frozenset[str]] = set()
+        self.away: set[str] = set()
+        """Nodes that are not there now."""
         self.weights = [weights_name(1)]
         self.directories = Directories(self, rng.choice((1, 1, 2, 3)))
         self.clients: dict[str, Client] = {}
@@ -396,7 +398,8 @@ class World:
 
     def _look(self) -> None:
         """The supervisor's driver looks at the cluster, again and again."""
-        wanted = [Wanted(name, node, shards) for name, (node, shards) in self.holders.items()]
+        holders = self.holders.items()
+        wanted = [Wanted(name, node, shards) for name, (node, shards) in holders if node not in self.away]
         shards = sorted({*self.directories.wanted, *self.directories.map.shards})
         wanted += [Wanted(address, directory_node(address)) for address in shards]
         self.tell_supervisor(Observed(tuple(wanted), frozenset(w.node for w in wanted)))
@@ -486,6 +489,20 @@ class World:
         self.content.forget()
         digests = [weights_digest16(w) for w in self.weights]
         self.order(self.supervisor.update_weights(digests[-1], digests[:-1]))
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def leave(self, node: str) -> None:
+        """A node ends with all that runs on it; it comes back after a while. Nothing, if it was away or came back already."""
+        if node in self.away or node not in self.supervisor.drains:
+            return
+        self.away.add(node)
+        for life in list(self.lives.values()):
+            if life.node == node and life.alive:
+                self.counts["moved off a node"] += life.core.drain.counts["moved"]
+                self.end_life(life)
+                self.exited(life.name, life.incarnation, proven=True)
+        self.queue.after(2 * LOOK_EVERY_S, self.away.discard, node)
 
     # --- lives end -----------------------------------------------------------------------------
 

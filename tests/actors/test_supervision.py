@@ -160,25 +160,6 @@ def test_processes_answer_through_their_ray_handles(fabric: Fabric) -> None:
         fabric.holder("ffff")
 
 
-def test_a_drained_node_grants_no_more_and_says_so(fabric: Fabric) -> None:
-    brief = spec(node_resource="kvfabric_node_0", memory_bytes=1 << 20)
-    with kvfabric.launch(brief, name="drained") as running, kvfabric.connect("drained") as session:
-        tokens = prompt("drained")
-        assert session.publish(tokens, objects(session.model, tokens)).ok
-        lease = session.acquire(tokens).lease
-        assert lease is not None
-        with pytest.raises(FabricError, match="0 nodes of the cluster"):
-            running.drain("no such node")
-        running.drain(running.info().node)
-        answer = session.acquire(tokens)
-        assert answer.lease is None
-        assert answer.cause is not None
-        assert answer.cause.reason is Reason.DRAINING
-        assert session.publish(prompt("more"), objects(session.model, prompt("more"))).refused is Reason.DRAINING
-        assert lease.renew() is Reason.DRAINING
-        assert wrong_bytes(lease, session.model, tokens) == []
-
-
 @pytest.mark.faults
 def test_a_fabric_whose_supervisor_died_stops_granting_and_can_be_shut_down(fabric: Fabric) -> None:
     brief = spec(node_resource="kvfabric_node_0", memory_bytes=1 << 20, grant_s=1.5)
