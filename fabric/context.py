@@ -140,9 +140,8 @@ class HolderContext:
         self.now = 0.0
         self.effects: list[Effect] = []
         self.local: deque[Any] = deque()
-        self.counters: Counter[str] = Counter()
         kinds, units = (g.kind for g in model.groups), (g.unit_tokens for g in model.groups)
-        self.tally = Tally(self.counters, tuple(kinds), tuple(units))
+        self.tally = Tally(tuple(kinds), tuple(units))
         self.recovery = Histogram()
         """How long acquires took that had to restore."""
         self.waiters: dict[int, list[tuple[str, Waiter]]] = {}
@@ -158,6 +157,11 @@ class HolderContext:
     def mark(self) -> int:
         """The count of this life's changes of objects, those of this step included."""
         return self.changes_told + len(self.books.changes)
+
+    @property
+    def counters(self) -> Counter[str]:
+        """The counts of this life that bear no labels."""
+        return self.tally.counters
 
     # --- outbox --------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ def _funnel(core: HolderCore) -> Iterator[Point]:
         yield Point(name, (), count[counter])
     for outcome in ("asked_for", "placed", "refused", "dropped"):
         yield Point("kvfabric_copies_total", (outcome,), count[f"copies_{outcome}"])
-    for status, n in core.ctx.tally.answers.items():
+    for status, n in core.ctx.tally.answers.items():  # after the counters: reading them brings it up to date
         yield Point("kvfabric_answers_total", (str(status),), n)
 
 

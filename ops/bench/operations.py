@@ -1,4 +1,4 @@
-"""``kvfabric bench operations``: nodes that join and leave a running fabric.
+"""``kvfabric bench operations``: nodes that join and leave a running fabric, and what metrics cost.
 
 ``join``: from the moment Ray calls a node alive to the first grant of its holder, process start included.
 """
@@ -16,13 +16,14 @@ from ...actors.fabric import Fabric, launch
 from ...actors.spec import FabricSpec
 from .core import complete, machine
 from .directory_core import figure
+from .operations_metrics import metrics_cost
 
 JOINS = 3
 JOIN_TARGET_S = 5.0
 JOIN_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.05
 
-EXPECTED = ("join_to_serving",)
+EXPECTED = ("join_to_serving", "metrics_of_an_acquire", "counting_an_acquire")
 """Every figure there must be: one that is missing fails like one that does not hold."""
 
 Figure = dict[str, Any]
@@ -38,7 +39,7 @@ def figures() -> list[Figure]:
     kv = {"name": "kv", "kind": "compressed_history", "block_tokens": 16, "block_bytes": 65536}
     spec = FabricSpec.load({"model": {"name": "bench-operations", "groups": [kv]}, "memory_bytes": 16 << 20})
     with launch(spec, name="bench-operations") as fabric:
-        return list(_join(fabric))
+        return [*metrics_cost(fabric), *_join(fabric)]
 
 
 def _join(fabric: Fabric) -> Iterator[Figure]:
