@@ -23,7 +23,10 @@ from ..fabric.kinds import FabricError
 
 GROUP = "kvfabric.commands"
 COMMANDS = {
-    **{name: name for name in ("scenario", "simulate", "spec", "explain", "bench", "report", "config", "doctor")},
+    **{
+        name: name
+        for name in ("scenario", "simulate", "spec", "explain", "bench", "report", "config", "dashboards", "doctor")
+    },
     **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights"), "operate"),
 }
 """Command to the subpackage of ``ops`` that has it."""

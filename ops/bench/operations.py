@@ -23,7 +23,7 @@ JOIN_TARGET_S = 5.0
 JOIN_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.05
 
-EXPECTED = ("join_to_serving", "metrics_of_an_acquire", "counting_an_acquire")
+EXPECTED = ("join_to_serving", "metrics_of_an_acquire", "counting_an_acquire", "acquire_and_release")
 """Every figure there must be: one that is missing fails like one that does not hold."""
 
 Figure = dict[str, Any]
