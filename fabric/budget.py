@@ -1,0 +1,64 @@
+"""One budget of memory, split over a model's groups: by their geometry and by what prompts are expected to leave.
+
+History and indexer grow with every token. Of windows, tails and snapshots a prompt leaves what its
+checkpoints need, so under ``ends`` they take a small part of what they would take if all were kept.
+The split holds the same prompts in every group: none runs full long before the others.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from .arena import PAGE_BYTES
+from .kinds import Form, ObjectKind
+from .model import ModelSpec
+from .needs import needs, rules_of
+
+PROMPT_TOKENS = 8192
+"""How long a prompt is expected to be, where nobody says."""
+CHECKPOINTS = {"ends": 2, "branches": 3}
+"""How many positions of a prompt are kept, by checkpoint policy."""
+EVERY = "every:"
+SLOTS_MAX = 1 << 24
+
+
+def objects_per_token(model: ModelSpec, *, checkpoint: str, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Fraction, ...]:
+    """Per group, how many objects of one shard a stored token leaves on average."""
+    rules = rules_of(model)
+    every = _checkpoint_tokens(checkpoint, prompt_tokens)
+    typical = max(prompt_tokens, 2 * rules.grid) // rules.grid * rules.grid
+    needed = needs(model, typical)
+    found = []
+    for spec, ranges in zip(model.groups, needed, strict=True):
+        everything = Fraction(1, max(spec.unit_tokens, rules.grid) if spec.form is Form.STATE else spec.unit_tokens)
+        grows = spec.form is Form.BLOCKS and spec.kind in (ObjectKind.COMPRESSED_HISTORY, ObjectKind.INDEXER)
+        if grows or every is None:
+            found.append(everything)
+        else:
+            found.append(min(everything, Fraction(sum(len(r) for r in ranges), every)))
+    return tuple(found)
+
+
+def _checkpoint_tokens(checkpoint: str, prompt_tokens: int) -> int | None:
+    """Tokens from one checkpoint to the next; None where every position is kept."""
+    if checkpoint.startswith(EVERY):
+        return int(checkpoint.removeprefix(EVERY))
+    count = CHECKPOINTS.get(checkpoint)
+    return None if count is None else max(1, prompt_tokens // count)
+
+
+def slots_for(
+    model: ModelSpec, memory_bytes: int, shards: int, *, checkpoint: str = "all", prompt_tokens: int = PROMPT_TOKENS
+) -> tuple[int, ...]:
+    """Per group, slots a shard of a holder that owns so many shards; at least one each."""
+    rates = objects_per_token(model, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    strides = [-(-group.block_bytes // PAGE_BYTES) * PAGE_BYTES for group in model.groups]
+    per_token = sum((rate * stride for rate, stride in zip(rates, strides, strict=True)), Fraction())
+    tokens = memory_bytes / (per_token * max(shards, 1))
+    return tuple(min(SLOTS_MAX, max(1, int(tokens * rate))) for rate in rates)
+
+
+def tokens_held(model: ModelSpec, slots: tuple[int, ...], *, checkpoint: str, prompt_tokens: int) -> tuple[int, ...]:
+    """Per group, how many tokens of expected prompts its slots hold."""
+    rates = objects_per_token(model, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    return tuple(int(count / rate) for count, rate in zip(slots, rates, strict=True))

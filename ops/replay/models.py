@@ -1,0 +1,80 @@
+"""What a trace is replayed on: presets with blocks of a trace's size, prompts' digests, capacities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...fabric.arena import ArenaLayout, PoolLayout
+from ...fabric.budget import slots_for
+from ...fabric.messages import Prompt
+from ...fabric.model import ModelSpec
+from ...fabric.presets import PRESETS, preset
+from ...fabric.specs import load_spec
+from .trace import BLOCK_TOKENS
+
+FULL_ATTENTION = "full_attention"
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_CUTS = BLOCK_TOKENS + 1
+
+
+def replay_model(name: str) -> ModelSpec:
+    """A preset or spec file as it is replayed: blocks of ``full_attention`` are a trace's. Raises SpecError."""
+    model = preset(name) if name in PRESETS else load_spec(name)
+    if name != FULL_ATTENTION:
+        return model
+    plain = model.model_dump(mode="json", exclude_defaults=True)
+    (group,) = plain["groups"]
+    scale = BLOCK_TOKENS // group["block_tokens"]
+    group["block_tokens"] = BLOCK_TOKENS
+    for size in ("layer_bytes", "block_bytes", "page_bytes", "padding_bytes"):
+        if size in group:
+            group[size] *= scale
+    return ModelSpec.load(plain)
+
+
+def layout_of(model: ModelSpec, memory_bytes: int, checkpoint: str, prompt_tokens: int, slots_max: int) -> ArenaLayout:
+    """One holder's pools. A capacity is a number: no pool has more slots than ``slots_max`` can ever be used."""
+    shards = tuple(range(model.shards))
+    counts = slots_for(model, memory_bytes, len(shards), checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    return ArenaLayout(
+        [
+            PoolLayout(group, shard, min(count, slots_max * -(-BLOCK_TOKENS // model.groups[group].unit_tokens)), size)
+            for group, (count, size) in enumerate(zip(counts, (g.block_bytes for g in model.groups), strict=True))
+            for shard in shards
+        ]
+    )
+
+
+class Digests:
+    """Prompts as the fabric sees them: digests made of a trace's block ids, which bear their prefix already."""
+
+    def __init__(self, model: ModelSpec, weights: bytes) -> None:
+        self._units = tuple(sorted({group.unit_tokens for group in model.groups} | {model.grid_tokens}))
+        self._weights = weights
+        self._namespace = bytes(32)
+
+    def prompt(self, blocks: Sequence[int], tokens: int) -> Prompt:
+        """The prompt of these whole blocks, ``tokens`` long."""
+        ids = np.frombuffer(blocks, dtype=np.int64) if not isinstance(blocks, list) else np.array(blocks, np.int64)
+        whole = len(ids) * BLOCK_TOKENS
+        keys = []
+        for unit in self._units:
+            ends = np.arange(unit, whole + 1, unit, dtype=np.int64)
+            at = (ends - 1) // BLOCK_TOKENS
+            names = ids[at].astype(np.uint64) * np.uint64(_CUTS) + (ends - at * BLOCK_TOKENS).astype(np.uint64)
+            keys.append((unit, _spread(names).tobytes()))
+        return Prompt(self._namespace, self._weights, "", tokens, tuple(keys))
+
+
+def _spread(names: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    """32 bytes for each name, of shape (len(names), 4): splitmix64 of the name and of three more after it."""
+    out = np.empty((len(names), 4), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for word in range(4):
+            mixed = names + np.uint64((word + 1) * _MIX[0] & (1 << 64) - 1)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX[1])
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX[2])
+            out[:, word] = mixed ^ (mixed >> np.uint64(31))
+    return out

@@ -1,0 +1,188 @@
+"""One replay: every request of a trace asks, resumes, computes the rest and stores it, in the trace's time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...fabric.checkpoints import BranchBook, published, trail_of
+from ...fabric.context import HolderContext
+from ...fabric.kinds import ObjectKind, Reason
+from ...fabric.messages import Acquire, Answer, Done, Objects, Prompt, Release, StoreBegin, StoreBegun, StoreCommit, StoreItem
+from ...fabric.model import ModelSpec
+from ...fabric.passport import Abi, AbiPassport
+from ...fabric.sampling import LOST, LOST_BY_KIND
+from ...policies.checkpoint import checkpoint_policy
+from .machine import Setup, SimulatedFabric
+from .models import Digests
+from .trace import BLOCK_TOKENS, Trace, infinite_cache_hits
+
+LEASE_S = 60.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What a replay found, as ``--json`` prints it."""
+
+    requests: int
+    tokens: int
+    infinite_cache_hit_tokens: int
+    hash_hit_tokens: int
+    usable_hit_tokens: int
+    effective_hit_tokens: int
+    by_cause: dict[str, int]
+    by_kind: dict[str, dict[str, int]]
+    bytes_moved: int
+    restores: int
+    evictions: int
+    wrong_reads: int
+    wall_s: float
+    skipped_lines: int = 0
+    stores_refused: int = 0
+
+
+@dataclass(slots=True)
+class _Store:
+    """What a prompt of so many tokens publishes, by group: indices, ascending."""
+
+    indices: tuple[Sequence[int], ...]
+
+
+class Replay:
+    """Plays a trace on a simulated fabric. ``checkpoint``: which windows, tails and snapshots are kept."""
+
+    def __init__(self, trace: Trace, setup: Setup, checkpoint: str) -> None:
+        self.trace = trace
+        self.setup = setup
+        self.model: ModelSpec = setup.model
+        self.fabric = SimulatedFabric(setup)
+        self.wrong_reads = 0
+        self.stores_refused = 0
+        self._policy = checkpoint_policy(checkpoint)
+        self._branches = BranchBook(self.model.grid_tokens)
+        self._digests = Digests(self.model, setup.weights)
+        self._abis: tuple[Abi, ...] = tuple(
+            AbiPassport(alignment_bytes=group.alignment_bytes).abi() for group in self.model.groups
+        )
+        self._names = list(self.fabric.nodes)
+        self._kept: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {}
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Result:
+        """Play it all. ``progress`` is told how many requests are over."""
+        began = time.perf_counter()
+        for number, request in enumerate(self.trace.requests):
+            self.fabric.advance(request.at_s)
+            self._one(number, request.blocks, request.input_tokens)
+            if progress is not None and number % 64 == 63:
+                progress(number + 1)
+        return self._result(time.perf_counter() - began)
+
+    def _one(self, number: int, blocks: Sequence[int], tokens: int) -> None:
+        node = self._names[number % len(self._names)]
+        readers = (node,) * self.model.shards
+        prompt = self._digests.prompt(blocks, tokens)
+        answer = self.fabric.ask(node, Acquire(f"a{number}", prompt, self._abis, readers, LEASE_S, None, 0, False))
+        assert isinstance(answer, Answer)
+        if answer.grant is not None:
+            self.wrong_reads += self.fabric.wrong_in(answer.grant, prompt)
+        whole = len(blocks) * BLOCK_TOKENS
+        if whole:
+            self._store(node, number, prompt, whole, answer)
+        if answer.grant is not None:
+            self.fabric.ask(node, Release(f"r{number}", answer.grant.lease, answer.tokens))
+
+    def _store(self, node: str, number: int, prompt: Prompt, whole: int, answer: Answer) -> None:
+        """Publish what the request computed: everything behind its resume position."""
+        keys = dict(prompt.keys)
+        resumed = answer.tokens if answer.grant is not None else 0
+        items = []
+        sums: list[bytes] = []
+        for group, indices in enumerate(self._to_store(keys, whole, answer.hash_tokens)):
+            spec = self.model.groups[group]
+            first = resumed // spec.unit_tokens
+            fresh = [i for i in indices if i >= first]
+            if not fresh:
+                continue
+            blob = keys[spec.unit_tokens]
+            digests = b"".join(blob[i * 32 : i * 32 + 32] for i in fresh)
+            for shard in range(self.model.shards):
+                objects = Objects(group, shard, tuple(fresh), digests)
+                items.append(StoreItem(objects, 0, spec.block_bytes, self._abis[group]))
+        if not items:
+            return
+        begun = self.fabric.ask(node, StoreBegin(f"b{number}", prompt, tuple(items), (), replace=False))
+        assert isinstance(begun, StoreBegun)
+        if begun.refused is not None:
+            self.stores_refused += 1
+            return
+        for run in begun.slots:
+            blob = keys[self.model.groups[run.group].unit_tokens]
+            sums.extend(blob[i * 32 + 16 : i * 32 + 32] for i in run.indices)
+        done = self.fabric.ask(node, StoreCommit(f"c{number}", begun.attempt, b"".join(sums)))
+        assert isinstance(done, Done)
+        if done.refused is not None:
+            self.stores_refused += 1
+
+    def _to_store(self, keys: dict[int, bytes], whole: int, hash_tokens: int) -> tuple[tuple[int, ...], ...]:
+        """By group, the objects that this prompt publishes under the checkpoint policy."""
+        grid_keys = keys[self.model.grid_tokens]
+        branches: tuple[int, ...] = ()
+        if len(self.model.groups) > 1:
+            self._branches.asked(grid_keys, min(hash_tokens, whole))
+            branches = self._branches.along(grid_keys)
+        positions = tuple(self._policy.positions(trail_of(self.model, whole, None, branches)))
+        known = self._kept.get((whole, positions))
+        if known is None:
+            known = tuple(tuple(sorted(indices)) for indices in published(self.model, positions, whole))
+            if len(self._kept) > 4096:
+                self._kept.clear()
+            self._kept[whole, positions] = known
+        return known
+
+    def _result(self, wall_s: float) -> Result:
+        count: Counter[str] = Counter()
+        for ctx in self.contexts():
+            count.update(ctx.counters)
+        return Result(
+            requests=len(self.trace.requests),
+            tokens=self.trace.tokens,
+            infinite_cache_hit_tokens=sum(infinite_cache_hits(self.trace)) * BLOCK_TOKENS,
+            hash_hit_tokens=count["hash_hit_tokens_total"],
+            usable_hit_tokens=count["usable_hit_tokens_total"],
+            effective_hit_tokens=count["effective_hit_tokens_total"],
+            by_cause={r.value: n for r in Reason if (n := count[f"{LOST}{r.value}"])},
+            by_kind=self._by_kind(count),
+            bytes_moved=count["fetched_bytes"],
+            restores=count["restored_objects"],
+            evictions=sum(ctx.books.victims for ctx in self.contexts()) + count["extents_evicted"],
+            wrong_reads=self.wrong_reads,
+            wall_s=round(wall_s, 3),
+            skipped_lines=self.trace.bad,
+            stores_refused=self.stores_refused,
+        )
+
+    def _by_kind(self, count: Counter[str]) -> dict[str, dict[str, int]]:
+        """By kind: tokens lost for want of it, bytes held at the end, objects that left to make room."""
+        kinds = {group.kind for group in self.model.groups}
+        held: Counter[ObjectKind] = Counter()
+        for ctx in self.contexts():
+            for pool in ctx.books.pools.values():
+                spec = self.model.groups[pool.group]
+                held[spec.kind] += (pool.slots - len(pool.free)) * spec.block_bytes
+        return {
+            kind.value: {"lost_tokens": count[f"{LOST_BY_KIND}{kind.value}"], "held_bytes": held[kind]}
+            for kind in ObjectKind
+            if kind in kinds or count[f"{LOST_BY_KIND}{kind.value}"]
+        }
+
+    def contexts(self) -> Iterator[HolderContext]:
+        """What each holder's core counted."""
+        for node in self.fabric.nodes.values():
+            yield node.core.ctx
+
+    def series(self) -> list[Any]:
+        """Every holder's samples over simulated time."""
+        return [node.core.series() for node in self.fabric.nodes.values()]
