@@ -47,13 +47,19 @@ def _checkpoint_tokens(checkpoint: str, prompt_tokens: int) -> int | None:
     return None if count is None else max(1, prompt_tokens // count)
 
 
+def bytes_per_token(model: ModelSpec, *, checkpoint: str, prompt_tokens: int = PROMPT_TOKENS) -> Fraction:
+    """Bytes of slots, whole pages each, that a stored token takes of one shard on average."""
+    rates = objects_per_token(model, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    strides = [-(-group.block_bytes // PAGE_BYTES) * PAGE_BYTES for group in model.groups]
+    return sum((rate * stride for rate, stride in zip(rates, strides, strict=True)), Fraction())
+
+
 def slots_for(
     model: ModelSpec, memory_bytes: int, shards: int, *, checkpoint: str = "all", prompt_tokens: int = PROMPT_TOKENS
 ) -> tuple[int, ...]:
     """Per group, slots a shard of a holder that owns so many shards; at least one each."""
     rates = objects_per_token(model, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
-    strides = [-(-group.block_bytes // PAGE_BYTES) * PAGE_BYTES for group in model.groups]
-    per_token = sum((rate * stride for rate, stride in zip(rates, strides, strict=True)), Fraction())
+    per_token = bytes_per_token(model, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
     tokens = memory_bytes / (per_token * max(shards, 1))
     return tuple(min(SLOTS_MAX, max(1, int(tokens * rate))) for rate in rates)
 

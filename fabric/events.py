@@ -316,7 +316,7 @@ _Taken = list[tuple[Lane, bool, ChainPlace, _Pending]]
 
 def _alike(changes: Iterable[_Pending]) -> Iterator[_Taken]:
     taken: _Taken = []
-    for change in changes:
+    for change in _ascending(changes):
         place = change.obj.place
         assert place is not None
         lane = _lane(change)
@@ -329,6 +329,22 @@ def _alike(changes: Iterable[_Pending]) -> Iterator[_Taken]:
         taken.append((lane, change.evicted, place, change))
     if taken:
         yield taken
+
+
+def _ascending(changes: Iterable[_Pending]) -> Iterator[_Pending]:
+    """The changes, those that go back along a chain (what is evicted leaves from its far end) turned round.
+
+    They are of different objects, so their order is free.
+    """
+    back: list[_Pending] = []
+    for change in changes:
+        if back:
+            place = back[-1].obj.place
+            if place is None or not place.parent or place.parent != change.obj.digest[:INDEX_DIGEST_BYTES]:
+                yield from reversed(back)
+                back = []
+        back.append(change)
+    yield from reversed(back)
 
 
 def _run(taken: _Taken, unit_of: Callable[[int], int]) -> EventRun:

@@ -158,7 +158,10 @@ class ChainIndex:
         told = len(event.versions) == 8 * (len(digests) // KEY)
         versions = np.frombuffer(event.versions, dtype="<u8") if told and event.versions else None
         at = 0
-        before = segment.find(base - 1, event.parent) if base and self._asks_parent(segment, base, digests) else None
+        # What is evicted leaves from the far end of its chain: the run that ends with it, mostly.
+        before = segment.ends_with(digests[(count - 1) * KEY : count * KEY]) if gone else None
+        if before is None and base and self._asks_parent(segment, base, digests):
+            before = segment.find(base - 1, event.parent)
         while at < count:
             offset = base + at
             run = self._holding(segment, offset, digests[at * KEY : at * KEY + KEY], before)

@@ -278,6 +278,15 @@ class RoomBook:
             limit = heap[-1][:2]
         return Batch(self._number, heap, limit)
 
+    def least_worth(self, pool: Pool, count: int) -> list[Obj]:
+        """What to move down to a tier first: it stays findable there, so nothing is left behind that rests on it."""
+        books = self.books
+        part = slice(pool.first, pool.first + pool.slots)
+        slots: Slots = pool.first + np.flatnonzero(books.settled[part] & (books.pins[part] == 0))
+        values = self.retained.raised(slots, self.policy.values(slots, count, books.now_s), books.now_s)
+        chosen = slots[np.lexsort((-books.positions[slots], values))[:count]]
+        return [obj for slot in chosen.tolist() if (obj := books.owner[slot]) is not None and obj.bad is None]
+
     def again(self) -> None:
         """Something is to leave before all others: rank anew."""
         self._batches.clear()

@@ -25,7 +25,18 @@ GROUP = "kvfabric.commands"
 COMMANDS = {
     **{
         name: name
-        for name in ("scenario", "simulate", "spec", "explain", "bench", "report", "config", "dashboards", "doctor")
+        for name in (
+            "scenario",
+            "simulate",
+            "spec",
+            "explain",
+            "bench",
+            "report",
+            "replay",
+            "config",
+            "dashboards",
+            "doctor",
+        )
     },
     **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights"), "operate"),
 }

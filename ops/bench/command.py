@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(transfer)
     bench.command()(tiers)
     bench.command()(directory)
+    bench.command()(policies)
     bench.command()(operations)
     app.add_typer(bench, name="bench")
 
@@ -79,6 +80,19 @@ def operations(json: Annotated[bool, JSON] = False) -> None:
     from .operations import run
 
     raise typer.Exit(show(run(), json=json))
+
+
+def policies(
+    trace: Annotated[
+        list[Path] | None, typer.Option(help="Traces in Mooncake's format; without one, a generated trace.")
+    ] = None,
+    preset: Annotated[list[str] | None, typer.Option(help="Only these presets.")] = None,
+    json: Annotated[bool, JSON] = False,
+) -> None:
+    """Eviction policies on traces: against each other, and against a cache that knows the future."""
+    from .policies import PRESETS, run
+
+    raise typer.Exit(show(run(trace or (), preset or PRESETS), json=json))
 
 
 def show(result: dict[str, Any], *, json: bool) -> int:

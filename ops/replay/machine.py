@@ -38,12 +38,14 @@ from ...fabric.effects import (
 from ...fabric.eviction import EvictionFactory
 from ...fabric.holder import HolderCore
 from ...fabric.kinds import ProtocolError, Reason
-from ...fabric.messages import LeaseGrant, Prompt
+from ...fabric.messages import LeaseGrant, Objects, Prompt, SwapOut
 from ...fabric.model import ModelSpec
 from ...policies.planning import planning_of
 
 DIRECTORY = "directory:0"
 CLIENT = "client:replay"
+SPILL_SHARE = 16
+"""With a disk, so large a part of each pool is kept free, by moving down what is worth least."""
 TIMERS_MAX = 1_000_000
 """Timers that run before one request: more is a loop."""
 
@@ -191,6 +193,25 @@ class SimulatedFabric:
         if entries is None or entry >= len(entries):
             return Restored(slot, None, Reason.RESTORE_FAILED)
         return Restored(slot, entries[entry].checksum)
+
+    # --- tiers -----------------------------------------------------------------------------------
+
+    def spill(self, node: str, request: str) -> None:
+        """Move the least worth of each pool that is nearly full to the node's disk, before it is pushed out."""
+        core = self.nodes[node].core
+        books = core.ctx.books
+        moving: list[Objects] = []
+        for pool in books.pools.values():
+            reserve = max(1, pool.slots // SPILL_SHARE)
+            if len(pool.free) >= reserve:
+                continue
+            unit = self.setup.model.groups[pool.group].unit_tokens
+            found = books.leaving.least_worth(pool, 2 * reserve)
+            indices = tuple(obj.position // unit - 1 for obj in found)
+            if found:
+                moving.append(Objects(pool.group, pool.shard, indices, b"".join(obj.digest for obj in found)))
+        if moving:
+            self.ask(node, SwapOut(request, tuple(moving)))
 
     # --- judging ---------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class Digests:
 
     def prompt(self, blocks: Sequence[int], tokens: int) -> Prompt:
         """The prompt of these whole blocks, ``tokens`` long."""
-        ids = np.frombuffer(blocks, dtype=np.int64) if not isinstance(blocks, list) else np.array(blocks, np.int64)
+        ids = np.array(blocks, dtype=np.int64)
         whole = len(ids) * BLOCK_TOKENS
         keys = []
         for unit in self._units:

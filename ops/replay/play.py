@@ -5,13 +5,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...fabric.checkpoints import BranchBook, published, trail_of
 from ...fabric.context import HolderContext
 from ...fabric.kinds import ObjectKind, Reason
-from ...fabric.messages import Acquire, Answer, Done, Objects, Prompt, Release, StoreBegin, StoreBegun, StoreCommit, StoreItem
+from ...fabric.messages import (
+    Acquire,
+    Answer,
+    Done,
+    Objects,
+    Prompt,
+    Release,
+    StoreBegin,
+    StoreBegun,
+    StoreCommit,
+    StoreItem,
+)
 from ...fabric.model import ModelSpec
 from ...fabric.passport import Abi, AbiPassport
 from ...fabric.sampling import LOST, LOST_BY_KIND
@@ -21,6 +32,7 @@ from .models import Digests
 from .trace import BLOCK_TOKENS, Trace, infinite_cache_hits
 
 LEASE_S = 60.0
+WEIGHTS = bytes(16)
 
 
 @dataclass(slots=True)
@@ -60,6 +72,9 @@ class Replay:
         self.model: ModelSpec = setup.model
         self.fabric = SimulatedFabric(setup)
         self.wrong_reads = 0
+        self.forgotten_tokens = 0
+        """Stored once, and held by nobody when they were asked for again."""
+        self._due = infinite_cache_hits(trace)
         self.stores_refused = 0
         self._policy = checkpoint_policy(checkpoint)
         self._branches = BranchBook(self.model.grid_tokens)
@@ -84,8 +99,10 @@ class Replay:
         node = self._names[number % len(self._names)]
         readers = (node,) * self.model.shards
         prompt = self._digests.prompt(blocks, tokens)
+        due = self._due[number] * BLOCK_TOKENS
         answer = self.fabric.ask(node, Acquire(f"a{number}", prompt, self._abis, readers, LEASE_S, None, 0, False))
         assert isinstance(answer, Answer)
+        self.forgotten_tokens += max(0, due - answer.hash_tokens)
         if answer.grant is not None:
             self.wrong_reads += self.fabric.wrong_in(answer.grant, prompt)
         whole = len(blocks) * BLOCK_TOKENS
@@ -93,6 +110,8 @@ class Replay:
             self._store(node, number, prompt, whole, answer)
         if answer.grant is not None:
             self.fabric.ask(node, Release(f"r{number}", answer.grant.lease, answer.tokens))
+        if self.setup.disk_bytes is not None:
+            self.fabric.spill(node, f"d{number}")
 
     def _store(self, node: str, number: int, prompt: Prompt, whole: int, answer: Answer) -> None:
         """Publish what the request computed: everything behind its resume position."""
@@ -149,11 +168,11 @@ class Replay:
         return Result(
             requests=len(self.trace.requests),
             tokens=self.trace.tokens,
-            infinite_cache_hit_tokens=sum(infinite_cache_hits(self.trace)) * BLOCK_TOKENS,
+            infinite_cache_hit_tokens=sum(self._due) * BLOCK_TOKENS,
             hash_hit_tokens=count["hash_hit_tokens_total"],
             usable_hit_tokens=count["usable_hit_tokens_total"],
             effective_hit_tokens=count["effective_hit_tokens_total"],
-            by_cause={r.value: n for r in Reason if (n := count[f"{LOST}{r.value}"])},
+            by_cause=self._by_cause(count),
             by_kind=self._by_kind(count),
             bytes_moved=count["fetched_bytes"],
             restores=count["restored_objects"],
@@ -164,8 +183,15 @@ class Replay:
             stores_refused=self.stores_refused,
         )
 
+    def _by_cause(self, count: Counter[str]) -> dict[str, int]:
+        """Tokens that an infinite cache would have given, by why they were not: what nobody held any more was evicted."""
+        lost = Counter({r.value: count[f"{LOST}{r.value}"] for r in Reason})
+        lost[Reason.EVICTED.value] += self.forgotten_tokens
+        return {reason: tokens for reason, tokens in lost.items() if tokens}
+
     def _by_kind(self, count: Counter[str]) -> dict[str, dict[str, int]]:
         """By kind: tokens lost for want of it, bytes held at the end, objects that left to make room."""
+        count = count + Counter({f"{LOST_BY_KIND}{ObjectKind.COMPRESSED_HISTORY.value}": self.forgotten_tokens})
         kinds = {group.kind for group in self.model.groups}
         held: Counter[ObjectKind] = Counter()
         for ctx in self.contexts():

@@ -135,7 +135,11 @@ def generate(requests: int = 4000, seed: int = 1) -> Trace:
 
 
 def _turn(
-    draw: random.Random, at_s: float, before: list[int], fresh: Iterator[int], open_threads: list[tuple[float, list[int]]]
+    draw: random.Random,
+    at_s: float,
+    before: list[int],
+    fresh: Iterator[int],
+    open_threads: list[tuple[float, list[int]]],
 ) -> Request:
     """One request that goes on from what stood before, and perhaps the next turn that follows it."""
     document = draw.random() < 0.3

@@ -1,0 +1,142 @@
+"""``kvfabric replay``: a public trace through the real core, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from .play import Replay, Result
+    from .trace import Trace
+
+GIB = 1 << 30
+WRONG = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(replay)
+
+
+def replay(
+    *,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace in Mooncake's format; without one, a generated trace is played.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="A preset's name or a spec file.")] = "full_attention",
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Holders; requests go to them in turn.")] = 1,
+    capacity_gib: Annotated[float, typer.Option(min=0.001, help="Memory of each node.")] = 1024.0,
+    disk_gib: Annotated[float | None, typer.Option(min=0.001, help="Disk of each node; default: none.")] = None,
+    eviction: Annotated[str, typer.Option(help="default, lru, s3fifo, or one that a package brings.")] = "default",
+    checkpoint: Annotated[
+        str, typer.Option(help="Which windows, tails and snapshots are kept: all, every:N, ends, branches.")
+    ] = "branches",
+    requests: Annotated[int, typer.Option(min=1, help="How many requests to generate without a trace.")] = 4000,
+    seed: Annotated[int, typer.Option(help="Of the generated trace.")] = 1,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip lines that are no requests.")] = False,
+    series: Annotated[Path | None, typer.Option(help="Write what happened over time, for `kvfabric report`.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay a trace: what was hit, what was lost and why. Exit status 1 if a leased slot held anything wrong."""
+    from dataclasses import asdict
+
+    from ...policies.checkpoint import checkpoint_policy
+    from ...policies.eviction import eviction_policy
+    from .machine import Setup
+    from .models import layout_of, replay_model
+    from .play import WEIGHTS, Replay
+    from .trace import working_set_blocks
+
+    spec = replay_model(model)
+    policy = eviction_policy(eviction)
+    checkpoint_policy(checkpoint)
+    with _progress("reading") as told:
+        found = _read(trace, lenient, told) if trace is not None else _generated(requests, seed)
+    mean_tokens = max(1, found.tokens // len(found.requests))
+    layout = layout_of(spec, int(capacity_gib * GIB), checkpoint, mean_tokens, working_set_blocks(found) + 1)
+    disk_bytes = None if disk_gib is None else int(disk_gib * GIB)
+    played = Replay(found, Setup(spec, nodes, layout, WEIGHTS, policy, disk_bytes), checkpoint)
+    with _progress("replaying", len(found.requests)) as told:
+        result = played.run(told)
+    if series is not None:
+        _save(series, played, result, spec.name)
+    if json:
+        import json as codec
+
+        typer.echo(codec.dumps(asdict(result)))
+    else:
+        _print(found, result)
+    if result.wrong_reads:
+        raise typer.Exit(WRONG)
+
+
+def _generated(requests: int, seed: int) -> Trace:
+    from .trace import generate
+
+    return generate(requests, seed)
+
+
+def _read(path: Path, lenient: bool, told: Callable[[int], None]) -> Trace:
+    from .trace import load
+
+    found = load(path, lenient=lenient, progress=told)
+    for line in found.told:
+        typer.echo(f"skipped {line}", err=True)
+    if found.bad > len(found.told):
+        typer.echo(f"skipped {found.bad - len(found.told)} more lines", err=True)
+    return found
+
+
+@contextmanager
+def _progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while something takes long; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _save(path: Path, played: Replay, result: Result, model: str) -> None:
+    from ...fabric.kinds import FabricError
+    from ...fabric.series import merged
+    from ..report.series import Series
+
+    facts: dict[str, Any] = {"trace": played.trace.name, "model": model, "nodes": len(played.setup.layout.pools)}
+    facts |= {"nodes": played.setup.nodes, "requests": result.requests, "wrong reads": result.wrong_reads}
+    samples = merged(played.series())
+    try:
+        Series(
+            source="replay", clock="simulated", title=f"Replay of {played.trace.name}", facts=facts, samples=samples
+        ).save(path)
+    except OSError as error:
+        raise FabricError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _print(trace: Trace, result: Result) -> None:
+    share = 100 / max(result.infinite_cache_hit_tokens, 1)
+    rows = (
+        ("requests", f"{result.requests:,}"),
+        ("input tokens", f"{result.tokens:,}"),
+        ("an infinite cache would hit", f"{result.infinite_cache_hit_tokens:,} tokens"),
+        ("hashes promised", f"{result.hash_hit_tokens:,} ({result.hash_hit_tokens * share:.1f} % of that)"),
+        ("rules allowed", f"{result.usable_hit_tokens:,} ({result.usable_hit_tokens * share:.1f} %)"),
+        ("leases covered", f"{result.effective_hit_tokens:,} ({result.effective_hit_tokens * share:.1f} %)"),
+        *((f"lost: {reason}", f"{tokens:,} tokens") for reason, tokens in sorted(result.by_cause.items())),
+        *(
+            (kind, f"{told['lost_tokens']:,} tokens lost for want of it, {told['held_bytes']:,} bytes held")
+            for kind, told in result.by_kind.items()
+        ),
+        ("moved between nodes", f"{result.bytes_moved:,} bytes"),
+        ("restored, evicted", f"{result.restores:,}, {result.evictions:,} objects"),
+        ("wrong reads", f"{result.wrong_reads:,}"),
+        ("time", f"{result.wall_s:.1f} s, {60 * result.requests / max(result.wall_s, 1e-9):,.0f} requests a minute"),
+    )
+    typer.echo(trace.name)
+    for name, value in rows:
+        typer.echo(f"  {name:<28} {value}")
