@@ -53,6 +53,10 @@ class AsyncSession:
         """See :meth:`Session.computed`."""
         await self._run(self.session.computed, tokens, seconds, replay=replay)
 
+    async def retain(self, tokens: Any, **kwargs: Any) -> bool:
+        """See :meth:`Session.retain`."""
+        return await self._run(self.session.retain, tokens, **kwargs)
+
     async def park(self, lease: Lease) -> Parked:
         """See :meth:`Session.park`."""
         return await self._run(self.session.park, lease)

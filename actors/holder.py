@@ -76,6 +76,7 @@ from ..fabric.messages import (
 from ..fabric.metrics import collect
 from ..fabric.series import dumped
 from ..fabric.supervisor import SUPERVISOR
+from ..policies.eviction import eviction_policy
 from ..policies.limits import quotas
 from ..policies.planning import disk_admission_of, planning_of
 from ..transport.control_socket import Reply
@@ -179,6 +180,7 @@ class Holder(Service):
             setup["weights"],
             planning=planning_of(spec.model, spec.costs.guess()),
             placement=spec.placement.policy() if spec.placement is not None else None,
+            eviction=eviction_policy(spec.eviction),
             writing=disk_admission_of(spec.disk.admission if spec.disk is not None else "all"),
         )
         self.door = TransferDoor(self.core) if spec.testing else None

@@ -35,6 +35,7 @@ from ..fabric.messages import (
     Mark,
     Objects,
     Park,
+    Retain,
     StoreBegin,
     StoreBegun,
     StoreItem,
@@ -45,6 +46,7 @@ from ..fabric.passport import Abi, AbiPassport
 from ..fabric.planner import View
 from ..fabric.ranking import NodeRank, rank_nodes
 from ..fabric.replay import shortest_replay_tokens
+from ..fabric.room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
 from .answer import Answer, Parked
 from .approximate import Approximations, better
 from .attempt import Attempt, Stored, copy_into
@@ -369,6 +371,25 @@ class Session:
         probed = self._acquire(self._prompts.keys(tokens, key), probe=True, priority=priority, deadline_s=by_s)
         message = replace(probed, prefetch=True)
         return self._answer(self._ask(message, ACQUIRE_TIMEOUT_S), message.request)
+
+    def retain(self, tokens: Any, *, ttl_s: float, weight: float = 1.0, **key: Any) -> bool:
+        """Let what this node holds of a prompt make room later than its use alone would have it, for ``ttl_s`` seconds.
+
+        ``weight`` 1 puts it behind everything else, and fades to nothing over that time; a later call replaces
+        an earlier one. It pins nothing: where room has to be made of it, it is. False where a holder did not answer.
+        Raises ValueError for a weight outside 0..4 or a time outside 0..86,400 s.
+        """
+        if not 0 < ttl_s <= RETAIN_S_MAX:
+            raise ValueError(f"ttl_s: {ttl_s} is not within 0..{RETAIN_S_MAX:g}")
+        if not 0 <= weight <= RETAIN_WEIGHT_MAX:
+            raise ValueError(f"weight: {weight} is not within 0..{RETAIN_WEIGHT_MAX:g}")
+        prompt, reached = self._prompts.prompt(self._prompts.keys(tokens, key)), True
+        for holder in sorted(set(self._holders.all_here())):
+            try:
+                self._holders.client(holder).call(Retain(request_id(), prompt, ttl_s, weight), Done)
+            except HolderLost:
+                reached = False
+        return reached
 
     def computed(self, tokens: int, seconds: float, *, replay: bool = False) -> None:
         """Tell how long computing so many tokens took: by prefill, or by a replay of windows and tails.

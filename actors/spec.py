@@ -17,13 +17,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..fabric.admission import ByteLimit
-from ..fabric.arena import PAGE_BYTES, ArenaLayout, Checksum, Memory, PoolLayout
+from ..fabric.arena import ArenaLayout, Checksum, Memory, PoolLayout
+from ..fabric.budget import slots_for
 from ..fabric.kinds import ObjectKind, SpecError, Tier
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
 from ..policies.checkpoint import checkpoint_policy
 from ..policies.copies import HotCopies
 from ..policies.costs import CostGuess
+from ..policies.eviction import eviction_policy
 from ..policies.limits import FLOOR_SHARE, KindLimit, TenantLimit, byte_limits
 from .shards import DIRECTORY_SHARDS_MAX
 
@@ -279,8 +281,8 @@ class NoticeSpec(BaseModel):
 
 
 class FabricSpec(BaseModel):
-    """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds
-    equally many tokens; ``slots`` names a group's slots a shard instead.
+    """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds the
+    same prompts (``kvfabric spec size`` prints how many tokens); ``slots`` names a group's slots a shard instead.
 
     ``host_memory_bytes``: a tier of host memory below what readers map, split likewise, ``host_slots`` in its
     place: ``memory_bytes`` is then the tier G1 and this G2. What is swapped out goes there before it goes to disk.
@@ -297,6 +299,7 @@ class FabricSpec(BaseModel):
     ``notices``: how a holder learns that its node goes away, so that it is drained in time.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
+    ``eviction``: who makes room (``default``, ``lru``, ``s3fifo``, or an entry point of ``kvfabric.eviction``).
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
     ``metrics_every_s``: how often a holder's metrics are handed to Ray's metrics agent; 0: never.
@@ -325,6 +328,7 @@ class FabricSpec(BaseModel):
     disk: DiskSpec | None = None
     notices: NoticeSpec = Field(default_factory=NoticeSpec)
     checkpoint: str = "all"
+    eviction: str = "default"
     costs: CostSpec = Field(default_factory=CostSpec)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     placement: PlacementSpec | None = None
@@ -343,6 +347,15 @@ class FabricSpec(BaseModel):
         except SpecError as error:
             raise ValueError(str(error).removeprefix("checkpoint: ")) from None
         return checkpoint
+
+    @field_validator("eviction")
+    @classmethod
+    def _is_an_eviction_policy(cls, eviction: str) -> str:
+        try:
+            eviction_policy(eviction)
+        except SpecError as error:
+            raise ValueError(str(error).removeprefix("eviction: ")) from None
+        return eviction
 
     @model_validator(mode="after")
     def _names_are_groups(self) -> FabricSpec:
@@ -452,12 +465,10 @@ class FabricSpec(BaseModel):
         self, tier: Tier, memory_bytes: int, named: Mapping[str, int], shards: tuple[int, ...]
     ) -> list[PoolLayout]:
         """The pools of one tier, a group and shard each."""
-        strides = [-(-g.block_bytes // PAGE_BYTES) * PAGE_BYTES for g in self.model.groups]
-        bytes_per_token = sum(s / g.unit_tokens for s, g in zip(strides, self.model.groups, strict=True))
-        tokens = memory_bytes / (bytes_per_token * max(len(shards), 1))
+        split = slots_for(self.model, memory_bytes, len(shards), checkpoint=self.checkpoint)
         pools: list[PoolLayout] = []
         for index, group in enumerate(self.model.groups):
-            count = named.get(group.name) or max(1, int(tokens / group.unit_tokens))
+            count = named.get(group.name) or split[index]
             pools.extend(PoolLayout(index, shard, min(count, SLOTS_MAX), group.block_bytes, tier) for shard in shards)
         return pools
 

@@ -301,6 +301,17 @@ class Books:
         self.leaving.policy.used(slots, self.tick, self.now_s)
         self.leaving.touched(slots)
 
+    def retain(self, prompt: Prompt, weight: float, ttl_s: float) -> None:
+        """Let what is here of a prompt make room later, for a while."""
+        digests = {unit: split(blob) for unit, blob in prompt.keys}
+        for group, spec in enumerate(self.model.groups):
+            for shard in self.shards:
+                there = [slot for slot in self.locate(group, shard, digests.get(spec.unit_tokens, [])) if slot >= 0]
+                if there:
+                    slots = np.array(there, dtype=np.int64)
+                    self.leaving.retained.keep(slots, weight, self.now_s, ttl_s)
+        self.leaving.again()
+
     def locate(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int]:
         """The slots of usable objects in memory, by digest; -1 for what is elsewhere or nowhere."""
         get = self.ready.get((group, shard), _NOTHING).get

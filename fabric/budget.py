@@ -8,6 +8,7 @@ The split holds the same prompts in every group: none runs full long before the 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 from .arena import PAGE_BYTES
 from .kinds import Form, ObjectKind
@@ -35,7 +36,7 @@ def objects_per_token(model: ModelSpec, *, checkpoint: str, prompt_tokens: int =
         if grows or every is None:
             found.append(everything)
         else:
-            found.append(min(everything, Fraction(sum(len(r) for r in ranges), every)))
+            found.append(min(everything, Fraction(max(1, sum(len(r) for r in ranges)), every)))
     return tuple(found)
 
 
@@ -68,3 +69,24 @@ def tokens_held(model: ModelSpec, slots: tuple[int, ...], *, checkpoint: str, pr
     """Per group, how many tokens of expected prompts its slots hold."""
     rates = objects_per_token(model, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
     return tuple(int(count / rate) for count, rate in zip(slots, rates, strict=True))
+
+
+def sizes(model: ModelSpec, memory_bytes: int, shards: int, *, checkpoint: str, prompt_tokens: int) -> dict[str, Any]:
+    """The split as plain data: by group its slots a shard, their bytes, and the tokens of prompts that they hold."""
+    slots = slots_for(model, memory_bytes, shards, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    held = tokens_held(model, slots, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    return {
+        "name": model.name,
+        "memory_bytes": memory_bytes,
+        "checkpoint": checkpoint,
+        "prompt_tokens": prompt_tokens,
+        "groups": [
+            {
+                "name": group.name,
+                "slots": count,
+                "slot_bytes": -(-group.block_bytes // PAGE_BYTES) * PAGE_BYTES,
+                "tokens": tokens,
+            }
+            for group, count, tokens in zip(model.groups, slots, held, strict=True)
+        ],
+    }

@@ -81,6 +81,7 @@ from .messages import (
     Renew,
     Renewed,
     Replicate,
+    Retain,
     SetMode,
     SetWeights,
     ShardMap,
@@ -98,6 +99,7 @@ from .parts import PartDesk
 from .pins import PinDesk
 from .placing import Placer
 from .restores import PATIENCE_S
+from .room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
 from .sampling import Sampler
 from .scrub import Scrubber
 from .series import Sample
@@ -158,6 +160,7 @@ class HolderCore:
             Cancel: self.leader.cancel,
             Computed: self._computed,
             Park: self._park,
+            Retain: self._retain,
             GraphRegister: self.graphs.register,
             GraphIdle: self.graphs.idle,
             StoreBegin: self.stores.begin,
@@ -449,6 +452,15 @@ class HolderCore:
         owners = [self.ctx.books.owner[slot] for run in record.proof.runs for slot in run.slots.tolist()]
         self.leader.release(message.lease)
         self.disk.park(client, message.request, [obj for obj in owners if obj is not None])
+
+    def _retain(self, client: str, message: Retain) -> None:
+        """Raise the worth of what is here of a prompt."""
+        books, refused = self.ctx.books, None
+        if not 0 < message.ttl_s <= RETAIN_S_MAX or not 0 <= message.weight <= RETAIN_WEIGHT_MAX:
+            refused = Reason.QUOTA
+        else:
+            books.retain(message.prompt, message.weight, message.ttl_s)
+        self.ctx.send(client, Done(message.request, refused, ""))
 
     def _mate_gone(self, message: HolderGone) -> None:
         """A holder died: a lease that it shared is over on every rank, but for what a graph may still read.

@@ -29,10 +29,12 @@ from .model import ModelSpec
 if TYPE_CHECKING:
     from .books import Books, Obj, Pool
 
-BATCH_MIN = 64
-BATCH_SHARE = 64
+BATCH_MIN = 8
+BATCH_SHARE = 128
 """A batch is this part of a pool: what arrived after it was ranked waits for no more than that."""
 SELECTIONS_MAX = 256
+RETAIN_S_MAX = 86400.0
+RETAIN_WEIGHT_MAX = 4.0
 
 Rank = tuple[float, int, int, int]
 """Worth, nearness to its chain's start, slot, version."""

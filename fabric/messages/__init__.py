@@ -65,6 +65,7 @@ from .leases import (
     Release,
     Renew,
     Renewed,
+    Retain,
     Told,
 )
 from .objects import Cap, CapShare, Column, Mark, Objects, Prompt, Room, SlotRun, StoreItem
@@ -167,6 +168,7 @@ __all__ = [
     "Renew",
     "Renewed",
     "Replicate",
+    "Retain",
     "Room",
     "SeriesReply",
     "SeriesRequest",

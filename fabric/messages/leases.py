@@ -185,6 +185,20 @@ class Park:
     lease: int
 
 
+@record(37, since=2)
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Let what is here of a prompt be worth more for a while: it makes room later, and is never pinned by it.
+
+    ``weight``: 1 moves it behind everything else at first; ``ttl_s``: over this time that fades to nothing.
+    """
+
+    request: str
+    prompt: Prompt
+    ttl_s: float
+    weight: float
+
+
 @record(35, since=2)
 @dataclass(frozen=True, slots=True)
 class Computed:

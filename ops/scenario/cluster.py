@@ -482,6 +482,7 @@ def _spec_of(story: Story, resources: dict[str, str], disk: Path) -> FabricSpec:
         lease_s_max=LEASE_S_MAX,
         attempt_ttl_s=LEASE_S_MAX,
         testing=True,
+        eviction="lru",  # what the format promises: room comes from the least recently used chain
     )
 
 

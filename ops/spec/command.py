@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     spec.command("preset")(preset)
     spec.command("from-hf")(from_hf)
     spec.command("show")(show)
+    spec.command("size")(size)
     app.add_typer(spec, name="spec")
 
 
@@ -65,6 +66,36 @@ def show(
         typer.echo(codec.dumps(plain))
     else:
         _print_summary(plain)
+
+
+def size(
+    spec: Annotated[str, typer.Argument(help="A spec file (YAML) or the name of a preset.")],
+    *,
+    memory_gib: Annotated[float, typer.Option(min=0.0001, help="Memory of one holder.")] = 64.0,
+    checkpoint: Annotated[str, typer.Option(help="all, every:N, ends, branches.")] = "all",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="How long prompts are expected to be.")] = 8192,
+    holders: Annotated[int, typer.Option(min=1, help="Holders that share the model's shards.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print how one memory budget is split: the slots of each group, and the tokens of prompts that they hold."""
+    from ...fabric.budget import sizes
+    from ...policies.checkpoint import checkpoint_policy
+
+    checkpoint_policy(checkpoint)
+    model = _spec_of(spec)
+    shards = -(-model.shards // holders)
+    plain = sizes(model, int(memory_gib * (1 << 30)), shards, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
+    if json:
+        import json as codec
+
+        typer.echo(codec.dumps(plain))
+        return
+    typer.echo(f"{plain['name']}: {plain['memory_bytes']:,} bytes for {shards} of {model.shards} shards, {checkpoint}")
+    for group in plain["groups"]:
+        typer.echo(
+            f"  {group['name']:<20} {group['slots']:>12,} slots of {group['slot_bytes']:>12,} bytes"
+            f" hold {group['tokens']:>14,} tokens"
+        )
 
 
 def _spec_of(name: str) -> ModelSpec:

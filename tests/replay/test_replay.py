@@ -1,0 +1,158 @@
+"""Replays: the trace judges the real core, and the replay is judged by what the trace itself says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from kvfabric.fabric.kinds import SpecError
+from kvfabric.ops.cli import main
+from kvfabric.ops.replay.bound import belady_hits
+from kvfabric.ops.replay.machine import Setup, SimulatedFabric
+from kvfabric.ops.replay.models import layout_of, replay_model
+from kvfabric.ops.replay.play import WEIGHTS, Replay, Result
+from kvfabric.ops.replay.trace import BLOCK_TOKENS, generate, infinite_cache_hits, load, working_set_blocks
+from kvfabric.policies.eviction import NAMES, eviction_policy
+
+GIB = 1 << 30
+KEYS = {
+    "requests", "tokens", "infinite_cache_hit_tokens", "hash_hit_tokens", "usable_hit_tokens", "effective_hit_tokens",
+    "by_cause", "by_kind", "bytes_moved", "restores", "evictions", "wrong_reads", "wall_s",
+}  # fmt: skip
+
+
+def play(
+    model: str = "full_attention",
+    *,
+    capacity_gib: float,
+    requests: int = 150,
+    nodes: int = 1,
+    disk_gib: float | None = None,
+    eviction: str = "default",
+) -> Result:
+    trace, spec = generate(requests, seed=3), replay_model(model)
+    layout = layout_of(spec, int(capacity_gib * GIB), "branches", 8192, working_set_blocks(trace) + 1)
+    disk = None if disk_gib is None else int(disk_gib * GIB)
+    return Replay(trace, Setup(spec, nodes, layout, WEIGHTS, eviction_policy(eviction), disk), "branches").run()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_with_room_for_all_full_attention_reaches_the_traces_own_hits(nodes: int) -> None:
+    result = play(capacity_gib=1e6, nodes=nodes)
+    assert result.effective_hit_tokens == result.infinite_cache_hit_tokens > 0
+    assert (result.wrong_reads, result.evictions, result.by_cause) == (0, 0, {})
+    assert (result.bytes_moved > 0) is (nodes > 1)
+
+
+@pytest.mark.parametrize("eviction", NAMES)
+def test_what_does_not_fit_is_lost_to_eviction_and_accounted(eviction: str) -> None:
+    result = play(capacity_gib=40, eviction=eviction)
+    assert 0 < result.effective_hit_tokens < result.infinite_cache_hit_tokens
+    assert result.evictions > 0
+    assert result.wrong_reads == 0
+    assert sum(result.by_cause.values()) == result.infinite_cache_hit_tokens - result.effective_hit_tokens
+    assert result.by_cause["evicted"] > 0
+
+
+def test_a_disk_gives_back_what_memory_could_not_keep() -> None:
+    without, with_disk = play(capacity_gib=40), play(capacity_gib=40, disk_gib=1000)
+    assert with_disk.restores > 0 == without.restores
+    assert with_disk.effective_hit_tokens > without.effective_hit_tokens
+    assert with_disk.wrong_reads == 0
+
+
+def test_a_hybrid_model_loses_to_windows_what_its_hashes_promise() -> None:
+    result = play("deepseek_v4_flash", capacity_gib=1e4, requests=40)
+    assert result.hash_hit_tokens == result.infinite_cache_hit_tokens
+    assert result.effective_hit_tokens < result.hash_hit_tokens
+    assert result.by_kind["sliding_window"]["lost_tokens"] > 0
+    assert result.wrong_reads == 0
+
+
+def test_a_leased_slot_that_bears_another_object_is_a_wrong_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SimulatedFabric.wrong_in
+
+    def spoilt(self: SimulatedFabric, grant: object, prompt: object) -> int:
+        arena = self.nodes["n0"].core.ctx.arena
+        arena.table["object"][:] = b"x" * 16
+        return right(self, grant, prompt)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SimulatedFabric, "wrong_in", spoilt)
+    assert play(capacity_gib=1e6, requests=60).wrong_reads > 0
+
+
+def test_the_bound_is_no_less_than_any_policy_and_no_more_than_an_infinite_cache() -> None:
+    trace = generate(200, seed=3)
+    most = sum(infinite_cache_hits(trace))
+    blocks = working_set_blocks(trace)
+    assert belady_hits(trace, blocks) == most
+    slots = blocks // 5
+    bound = belady_hits(trace, slots)
+    assert bound <= most
+    block_gib = replay_model("full_attention").groups[0].block_bytes / GIB
+    for eviction in NAMES:
+        got = play(capacity_gib=slots * block_gib * 1.001, requests=200, eviction=eviction)
+        assert got.effective_hit_tokens <= bound * BLOCK_TOKENS
+
+
+def test_the_generated_trace_is_the_same_each_time_and_has_the_public_ones_traits() -> None:
+    one, other = generate(300, seed=5), generate(300, seed=5)
+    assert one.requests == other.requests
+    assert one.requests != generate(300, seed=6).requests
+    share = sum(infinite_cache_hits(one)) / sum(len(request.blocks) for request in one.requests)
+    assert 0.1 < share < 0.8
+    assert all(a.at_s <= b.at_s for a, b in zip(one.requests, one.requests[1:], strict=False))
+
+
+GOOD = {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "not one JSON object"),
+        ("[]", "not a JSON object"),
+        (json.dumps({**GOOD, "input_length": -1}), "input_length: -1"),
+        (json.dumps({**GOOD, "hash_ids": [1, "2", 3]}), "hash_ids: not a list of whole numbers"),
+        (json.dumps({**GOOD, "hash_ids": [1]}), "hash_ids: 1 ids for 1100 tokens"),
+        (json.dumps({k: v for k, v in GOOD.items() if k != "timestamp"}), "timestamp: None"),
+    ],
+)
+def test_a_bad_line_is_named_by_number_and_skipped_only_on_demand(tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join((json.dumps(GOOD), line, json.dumps(GOOD))) + "\n")
+    with pytest.raises(SpecError, match=r"trace\.jsonl:2: ") as error:
+        load(file)
+    assert said in str(error.value)
+    trace = load(file, lenient=True)
+    assert (len(trace.requests), trace.bad) == (2, 1)
+    assert list(trace.requests[0].blocks) == [1, 2]  # the third is not whole
+
+
+def test_the_command_prints_one_json_object_with_the_named_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = tmp_path / "series.json"
+    arguments = ["replay", "--requests", "40", "--capacity-gib", "100", "--json", "--series", str(series)]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    plain = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert plain.keys() >= KEYS
+    assert plain["requests"] == 40
+    assert json.loads(series.read_text())["samples"][-1]["requests"] == 40
+
+
+def test_a_trace_that_is_not_there_is_a_users_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--trace", "/nowhere/trace.jsonl"])
+    assert ended.value.code == 2
+    assert "/nowhere/trace.jsonl: cannot be read" in capsys.readouterr().err
+
+
+def test_a_replay_is_the_same_each_time() -> None:
+    one, other = (asdict(play(capacity_gib=40, nodes=2)) for _ in range(2))
+    assert {**one, "wall_s": 0} == {**other, "wall_s": 0}
