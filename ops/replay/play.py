@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...fabric.checkpoints import BranchBook, published, trail_of
-from ...fabric.context import HolderContext
 from ...fabric.kinds import ObjectKind, Reason
 from ...fabric.messages import (
     Acquire,
@@ -25,7 +23,7 @@ from ...fabric.messages import (
 )
 from ...fabric.model import ModelSpec
 from ...fabric.passport import Abi, AbiPassport
-from ...fabric.sampling import LOST, LOST_BY_KIND
+from ...fabric.series import Sample, added
 from ...policies.checkpoint import checkpoint_policy
 from .machine import Setup, SimulatedFabric
 from .models import Digests
@@ -162,53 +160,38 @@ class Replay:
         return known
 
     def _result(self, wall_s: float) -> Result:
-        count: Counter[str] = Counter()
-        for ctx in self.contexts():
-            count.update(ctx.counters)
+        total = added(self.fabric.now_s, [node.core.sampler.sample() for node in self.fabric.nodes.values()])
+        lost = Counter({reason.value: tokens for reason, tokens in total.lost_tokens.items()})
+        lost[Reason.EVICTED.value] += self.forgotten_tokens
         return Result(
             requests=len(self.trace.requests),
             tokens=self.trace.tokens,
             infinite_cache_hit_tokens=sum(self._due) * BLOCK_TOKENS,
-            hash_hit_tokens=count["hash_hit_tokens_total"],
-            usable_hit_tokens=count["usable_hit_tokens_total"],
-            effective_hit_tokens=count["effective_hit_tokens_total"],
-            by_cause=self._by_cause(count),
-            by_kind=self._by_kind(count),
-            bytes_moved=count["fetched_bytes"],
-            restores=count["restored_objects"],
-            evictions=sum(ctx.books.victims for ctx in self.contexts()) + count["extents_evicted"],
+            hash_hit_tokens=total.hash_hit_tokens,
+            usable_hit_tokens=total.usable_hit_tokens,
+            effective_hit_tokens=total.effective_hit_tokens,
+            by_cause={reason: tokens for reason, tokens in lost.items() if tokens},
+            by_kind=self._by_kind(total),
+            bytes_moved=total.moved_bytes,
+            restores=total.restores,
+            evictions=total.evictions,
             wrong_reads=self.wrong_reads,
             wall_s=round(wall_s, 3),
             skipped_lines=self.trace.bad,
             stores_refused=self.stores_refused,
         )
 
-    def _by_cause(self, count: Counter[str]) -> dict[str, int]:
-        """Tokens that an infinite cache would have given, by why they were not: what nobody held any more was evicted."""
-        lost = Counter({r.value: count[f"{LOST}{r.value}"] for r in Reason})
-        lost[Reason.EVICTED.value] += self.forgotten_tokens
-        return {reason: tokens for reason, tokens in lost.items() if tokens}
-
-    def _by_kind(self, count: Counter[str]) -> dict[str, dict[str, int]]:
-        """By kind: tokens lost for want of it, bytes held at the end, objects that left to make room."""
-        count = count + Counter({f"{LOST_BY_KIND}{ObjectKind.COMPRESSED_HISTORY.value}": self.forgotten_tokens})
+    def _by_kind(self, total: Sample) -> dict[str, dict[str, int]]:
+        """By kind: tokens lost for want of it (history where nobody holds anything any more), bytes held at the end."""
+        lost = Counter(total.lost_by_kind)
+        lost[ObjectKind.COMPRESSED_HISTORY] += self.forgotten_tokens
         kinds = {group.kind for group in self.model.groups}
-        held: Counter[ObjectKind] = Counter()
-        for ctx in self.contexts():
-            for pool in ctx.books.pools.values():
-                spec = self.model.groups[pool.group]
-                held[spec.kind] += (pool.slots - len(pool.free)) * spec.block_bytes
         return {
-            kind.value: {"lost_tokens": count[f"{LOST_BY_KIND}{kind.value}"], "held_bytes": held[kind]}
+            kind.value: {"lost_tokens": lost[kind], "held_bytes": sum(total.occupancy_bytes.get(kind, {}).values())}
             for kind in ObjectKind
-            if kind in kinds or count[f"{LOST_BY_KIND}{kind.value}"]
+            if kind in kinds or lost[kind]
         }
 
-    def contexts(self) -> Iterator[HolderContext]:
-        """What each holder's core counted."""
-        for node in self.fabric.nodes.values():
-            yield node.core.ctx
-
-    def series(self) -> list[Any]:
+    def series(self) -> list[list[Sample]]:
         """Every holder's samples over simulated time."""
         return [node.core.series() for node in self.fabric.nodes.values()]
