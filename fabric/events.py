@@ -14,10 +14,11 @@ What the directory believes is never trusted, so a late event costs a shorter an
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from .bands import GONE, IN_MEMORY, ON_TIER
@@ -28,11 +29,12 @@ from .lifecycle import State
 from .messages import DumpPart, EventBatch, EventRun, EventsSeen, Heartbeat, Lane, ShardMap
 from .model import ModelSpec
 from .passport import Abi
-from .segments import ChainPlace, Router
+from .segments import Router
 
 DUMP_PARTS_AHEAD = 4
 MOVE_PAUSE_S = 0.002
 _NO_ABI = Abi(b"", 1)
+_MEMORY = frozenset({State.SEALED, State.DEMOTING})
 
 
 class _Pending(NamedTuple):
@@ -239,19 +241,24 @@ class EventDesk:
 
     def _begin_dump(self, stream: ShardStream) -> None:
         """All visible objects of a shard, in parts of at most ``dump_objects_max``; it replaces what was under way."""
-        owner = self.ctx.router.owner
-        alone = len(self.streams) == 1
-        objects = [
-            obj
-            for table in self.ctx.books.table.values()
-            for obj in table.values()
-            if obj.place is not None and (alone or owner(obj.place.anchor) == stream.shard)
-        ]
+        objects = list(self._objects_of(stream.shard))
         stream.unacked.clear()
         stream.pending.clear()
         stream.seq += 1
         stream.dump = _Dump(stream.seq, self._told_up_to(stream), objects)
         self._send_parts(stream)
+
+    def _objects_of(self, shard: str) -> Iterator[Obj]:
+        """All objects that a shard answers for; neighbours share their segment, so it is drawn for once."""
+        owner, alone = self.ctx.router.owner, len(self.streams) == 1
+        anchor, mine = b"", False
+        for table in self.ctx.books.table.values():
+            for obj in table.values():
+                place = obj.place
+                if place is not None and not alone and place.anchor != anchor:
+                    anchor, mine = place.anchor, owner(place.anchor) == shard
+                if place is not None and (alone or mine):
+                    yield obj
 
     def _send_parts(self, stream: ShardStream) -> None:
         ctx, dump = self.ctx, stream.dump
@@ -260,7 +267,7 @@ class EventDesk:
         parts = max(1, -(-len(dump.objects) // size))
         while dump.sent < min(parts, dump.awaited + DUMP_PARTS_AHEAD):
             part = dump.objects[dump.sent * size : (dump.sent + 1) * size]
-            visible = [_Pending(obj, False, False, 0) for obj in part if obj.visible]
+            visible = [obj for obj in part if obj.visible]
             last = dump.sent == parts - 1
             ctx.send(
                 stream.shard,
@@ -271,7 +278,7 @@ class EventDesk:
                     dump.mark,
                     dump.sent,
                     last,
-                    tuple(_runs(visible, self._unit)),
+                    tuple(_run(like, self._unit) for like in _alike(visible)),
                     ctx.router.map.epoch,
                 ),
             )
@@ -291,75 +298,85 @@ class EventDesk:
         ctx.wake_at(ctx.now + ctx.config.event_ack_s, self._beat)
 
 
-def _lane(change: _Pending) -> Lane:
-    obj = change.obj
-    if change.gone:
-        return Lane(obj.group, obj.shard, GONE, 0, _NO_ABI)
-    state = IN_MEMORY if obj.state in (State.SEALED, State.DEMOTING) else ON_TIER
-    return Lane(obj.group, obj.shard, state, obj.revision, obj.abi, obj.bad, obj.bad_from_tier)
-
-
 def runs_of(objects: Iterable[Obj], model: ModelSpec) -> Iterator[tuple[EventRun, list[Obj]]]:
     """Like objects that follow one another in a chain, as runs; what has no place in a chain is left out."""
-    changes = (_Pending(obj, False, False, 0) for obj in objects if obj.place is not None)
-    for taken in _alike(changes):
-        yield _run(taken, lambda group: model.groups[group].unit_tokens), [change.obj for *_, change in taken]
+    placed = [obj for obj in objects if obj.place is not None]
+    for like in _alike(placed):
+        yield _run(like, lambda group: model.groups[group].unit_tokens), like
 
 
 def _runs(changes: Iterable[_Pending], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
     """Changes of like objects that follow one another in a chain, as one run."""
-    return (_run(taken, unit_of) for taken in _alike(changes))
+    for (gone, evicted), same in groupby(changes, lambda change: (change.gone, change.evicted)):
+        for like in _alike(list(_ascending(change.obj for change in same)), gone=gone):
+            yield _run(like, unit_of, gone=gone, evicted=evicted)
 
 
-_Taken = list[tuple[Lane, bool, ChainPlace, _Pending]]
+def _ascending(objects: Iterable[Obj]) -> Iterator[Obj]:
+    """The objects, those that go back along a chain (what is evicted leaves from its far end) turned round.
 
-
-def _alike(changes: Iterable[_Pending]) -> Iterator[_Taken]:
-    taken: _Taken = []
-    for change in _ascending(changes):
-        place = change.obj.place
-        assert place is not None
-        lane = _lane(change)
-        if taken:
-            like, evicted, first, before = taken[-1]
-            follows = place.parent == before.obj.digest[:INDEX_DIGEST_BYTES] and place.anchor == first.anchor
-            if not follows or lane != like or change.evicted != evicted:
-                yield taken
-                taken = []
-        taken.append((lane, change.evicted, place, change))
-    if taken:
-        yield taken
-
-
-def _ascending(changes: Iterable[_Pending]) -> Iterator[_Pending]:
-    """The changes, those that go back along a chain (what is evicted leaves from its far end) turned round.
-
-    They are of different objects, so their order is free.
+    They are different ones and change alike, so their order is free.
     """
-    back: list[_Pending] = []
-    for change in changes:
+    back: list[Obj] = []
+    for obj in objects:
         if back:
-            place = back[-1].obj.place
-            if place is None or not place.parent or place.parent != change.obj.digest[:INDEX_DIGEST_BYTES]:
+            place = back[-1].place
+            if place is None or not place.parent or place.parent != obj.digest[:INDEX_DIGEST_BYTES]:
                 yield from reversed(back)
                 back = []
-        back.append(change)
+        back.append(obj)
     yield from reversed(back)
 
 
-def _run(taken: _Taken, unit_of: Callable[[int], int]) -> EventRun:
-    lane, evicted, place, first = taken[0]
-    unit = unit_of(lane.group)
+def _alike(objects: list[Obj], *, gone: bool = False) -> Iterator[list[Obj]]:
+    """Objects whose change is the same, cut where one does not follow or is not like the one before it."""
+    start = 0
+    for at in range(1, len(objects) + 1):
+        if at == len(objects) or not _follows(objects[at - 1], objects[at], gone=gone):
+            yield objects[start:at]
+            start = at
+
+
+def _follows(a: Obj, b: Obj, *, gone: bool) -> bool:
+    """Whether b comes next after a in its segment and differs in nothing that a lane tells: asked of every object of a dump."""
+    here, there = a.place, b.place
+    assert here is not None
+    assert there is not None
+    if there.parent != a.digest[:INDEX_DIGEST_BYTES] or there.anchor != here.anchor:
+        return False
+    if a.group != b.group or a.shard != b.shard:
+        return False
+    return gone or (
+        (a.state is b.state or (a.state in _MEMORY) == (b.state in _MEMORY))
+        and a.revision == b.revision
+        and (a.abi is b.abi or a.abi == b.abi)
+        and a.bad is b.bad
+        and a.bad_from_tier == b.bad_from_tier
+    )
+
+
+def _run(
+    objects: Sequence[Obj], unit_of: Callable[[int], int], *, gone: bool = False, evicted: bool = False
+) -> EventRun:
+    first = objects[0]
+    place, unit = first.place, unit_of(first.group)
+    assert place is not None
     versions = b""
-    if lane.state == IN_MEMORY:
-        versions = b"".join(change.obj.version.to_bytes(8, "little") for *_, change in taken)
+    if gone:
+        lane = Lane(first.group, first.shard, GONE, 0, _NO_ABI)
+    else:
+        in_memory = first.state in _MEMORY
+        state = IN_MEMORY if in_memory else ON_TIER
+        lane = Lane(first.group, first.shard, state, first.revision, first.abi, first.bad, first.bad_from_tier)
+        if in_memory:
+            versions = struct.pack(f"<{len(objects)}Q", *[obj.version for obj in objects])
     return EventRun(
         lane,
         unit,
         place.anchor,
         place.parent,
-        first.obj.position // unit - 1,
-        b"".join(change.obj.digest[:INDEX_DIGEST_BYTES] for *_, change in taken),
+        first.position // unit - 1,
+        b"".join([obj.digest[:INDEX_DIGEST_BYTES] for obj in objects]),
         versions,
         evicted,
     )
