@@ -30,7 +30,9 @@ EXPECTED = (
     "directory_lookup_8192x7x8_p50",
     "directory_lookup_8192x7x8_groups_unlike_p50",
     "directory_lookup_64x7x8_p50",
+    "directory_hint_8192x7x8_p50",
     "directory_ingest_runs",
+    "directory_ingest_runs_of_64",
     "directory_ingest_lookup_p99",
     "directory_ingest_single_blocks",
     "directory_bytes_a_position_1m",
@@ -52,6 +54,7 @@ def figures(*, full: bool = False, cluster: bool = True) -> list[Figure]:
     """All figures. ``full`` adds memory at 10 million positions; without ``cluster`` nothing needs Ray."""
     found = [
         *directory_core.lookups(LOOKUP_POSITIONS),
+        *directory_core.hints(),
         *directory_core.ingest(),
         *directory_core.shards(),
         *memory((1, 3, 10) if full else (1, 3)),

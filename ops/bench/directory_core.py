@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,18 @@ from ...fabric import wire
 from ...fabric.directory import DirectoryCore
 from ...fabric.effects import Received
 from ...fabric.kinds import INDEX_DIGEST_BYTES as KEY
-from ...fabric.messages import EventBatch, EventRun, Found, Lookup, ShardMap, Strip
+from ...fabric.kinds import Status
+from ...fabric.memo import SegmentMemo
+from ...fabric.messages import Answer, Column, EventBatch, EventRun, Found, Lookup, Prompt, ShardMap, Strip
 from ...fabric.model import ModelSpec
 from ...fabric.segments import SEGMENT_OBJECTS, Router
-from .directory_load import UNIT_TOKENS, Load, runs_of
+from .directory_load import ABI, UNIT_TOKENS, Load, runs_of
 
 LOOKUP_ROUNDS = 200
 INGEST_S = 3.0
 LOOKUP_EVERY_S = 0.01
 BATCH_OBJECTS = 2048
+EVEN_BLOCKS = 64
 LONG_BLOCKS, SHORT_BLOCKS = 8192, 64
 GROUPS, HOLDERS = 7, 8
 
@@ -110,6 +113,31 @@ def lookups(positions: int) -> Iterator[Figure]:
     yield figure("directory_answer_8192x7x8_bytes", len(wire.encode(found)), "bytes")
 
 
+def hints() -> Iterator[Figure]:
+    """What a session's memory of segments answers a scheduler, of 8,192 blocks x 7 groups at 8 holders."""
+    model, rng = model_of(GROUPS), np.random.default_rng(8)
+    prompt = Prompt(
+        bytes(32), bytes(16), "", LONG_BLOCKS * UNIT_TOKENS + 1, ((UNIT_TOKENS, rng.bytes(LONG_BLOCKS * 32)),)
+    )
+    bits, abis = (1 << LONG_BLOCKS) - 1, (ABI,) * GROUPS
+    columns = tuple(
+        Column(f"holder:{holder}", 1, group, 0, bits, 0, {0: bits}, ((ABI, bits),))
+        for holder in range(HOLDERS)
+        for group in range(GROUPS)
+    )
+    told = (("directory:0", 1, UNIT_TOKENS, 0, (np.ones(LONG_BLOCKS // SEGMENT_OBJECTS, "<u8") * 3).tobytes()),)
+    memo = SegmentMemo(model)
+    memo.learn(prompt, Answer("", Status.MISS, 0, 0, 0, None, (), None, None, None, columns=columns, told=told), 0.0)
+    spent = []
+    for _ in range(LOOKUP_ROUNDS):
+        start = time.perf_counter()
+        known = memo.recall(prompt, abis, ("holder:0",), 1.0)
+        spent.append((time.perf_counter() - start) * 1e6)
+        if known is None or known.tokens != LONG_BLOCKS * UNIT_TOKENS:
+            raise AssertionError(f"a prompt that is whole at every holder was recalled as {known}")
+    yield figure("directory_hint_8192x7x8_p50", statistics.median(spent), "us")
+
+
 def _frames(told: Told, load: Load, objects: int) -> Iterator[tuple[str, bytes, int]]:
     """Batches as they come over the wire: sender, bytes, objects."""
     waiting: dict[int, list[EventRun]] = {}
@@ -120,6 +148,22 @@ def _frames(told: Told, load: Load, objects: int) -> Iterator[tuple[str, bytes, 
         if count >= objects:
             del waiting[holder]
             yield f"holder:{holder}", wire.encode(told.batch(holder, runs)), count
+
+
+def _even_frames(told: Told, blocks: int) -> Iterator[tuple[str, bytes, int]]:
+    """Batches of chains that grow by exactly so many blocks at a time, in every group: no run is longer."""
+    rng = np.random.default_rng(7)
+    length = 4 * SEGMENT_OBJECTS
+    for holder in cycle(range(HOLDERS)):
+        chain = rng.bytes(length * KEY)
+        versions = rng.integers(100, 300, length).astype("<u8").tobytes()
+        batch: list[EventRun] = []
+        for first in range(0, length, blocks):
+            for group in range(5):
+                batch.extend(runs_of(chain, first, first + blocks, group, versions[first * 8 : (first + blocks) * 8]))
+            if 5 * blocks * (len(batch) // 5) >= BATCH_OBJECTS or first + blocks == length:
+                yield f"holder:{holder}", wire.encode(told.batch(holder, batch)), blocks * len(batch)
+                batch = []
 
 
 def ingest() -> Iterator[Figure]:
@@ -134,6 +178,11 @@ def ingest() -> Iterator[Figure]:
     yield figure("directory_ingest_blocks_a_run", sum(n for *_, n in frames[:50]) / runs, "blocks")
     yield figure("directory_ingest_runs", objects / spent, "events/s", 300_000.0, most=False)
     yield figure("directory_ingest_lookup_p99", percentile(late, 0.99) * 1e3, "ms")
+    even = Told(5)
+    frames = list(islice(_even_frames(even, EVEN_BLOCKS), 1200))
+    objects, late, spent = _under_load(even, frames, strips)
+    yield figure("directory_ingest_runs_of_64", objects / spent, "events/s", 300_000.0, most=False)
+    yield figure("directory_ingest_runs_of_64_lookup_p99", percentile(late, 0.99) * 1e3, "ms")
     single = Told(5)
     chains = [np.random.default_rng(n).bytes(256 * KEY) for n in range(64)]
     steps = []
