@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import importlib
 import json
 import re
 import secrets
@@ -113,7 +115,10 @@ def test_a_client_of_the_version_before_is_answered_in_its_own_words(shards, doo
         for question, expected in ((StatusRequest("s"), StatusReply), (lookup, Found)):
             answered, reply = wire.read(said(endpoint, wire.encode(question, schema)))
             assert (answered, type(reply)) == (schema, expected)
-        assert (reply.editions == ()) == (schema < wire.SCHEMA), "what the schema gained is told to who knows it"
+            if isinstance(reply, Found):
+                assert (reply.editions == ()) == (schema < wire.SCHEMA), (
+                    "what the schema gained is told to who knows it"
+                )
 
 
 def test_this_version_speaks_to_a_shard_of_the_version_before_as_that_one_does(shards):
@@ -220,12 +225,8 @@ def test_what_a_client_is_told_of_a_fabric_is_read_by_the_version_before_too():
 
 def test_the_schema_before_stays_as_it_was():
     """A field that a record gains is declared with ``wire.added``, a record with ``since``: else older peers fail."""
-    import dataclasses
-
-    from kvfabric.fabric import doors, messages
-
-    assert doors
-    assert messages
+    for module in ("doors", "messages"):
+        importlib.import_module(f"kvfabric.fabric.{module}")
     now = {}
     for number, cls in sorted(wire._by_number.items()):
         if cls.__module__.startswith("kvfabric.fabric.") and wire._since[cls] == 1:
