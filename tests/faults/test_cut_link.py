@@ -156,7 +156,6 @@ def cuts(hosts: Hosts, rounds: int) -> None:
             told = reader.ask("acquire", reused)
             assert (told["status"], told["tokens"], told["wrong"]) == ("FULL_HIT", RESUME, 0)
             time.sleep(0.2)
-        hosts.balanced()
         # And the same transfer over the cable that is back brings all of it.
         again = first + 2
         assert source.ask("publish", again) is None
