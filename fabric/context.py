@@ -62,7 +62,8 @@ class HolderConfig:
     request_timeout_s: float = 2.0
     room_poll_s: float = 0.25
     transfer_timeout_s: float = 10.0
-    pin_ttl_s: float = 30.0
+    pin_ttl_s: float | None = None
+    """How long a source keeps pins that nobody ends; None: as long as all tries of a transfer may take."""
     attempt_ttl_s: float = 300.0
     recovery_wait_s: float = 60.0
     rounds_max: int = 12
@@ -99,6 +100,13 @@ class HolderConfig:
     """How fast memory is digested round and round; None for never."""
     grants_always: bool = False
     """Without a supervisor (a library inside one process) the right to grant never ends."""
+
+    @property
+    def pins_s(self) -> float:
+        """Seconds that pins asked for at a source hold there."""
+        if self.pin_ttl_s is not None:
+            return self.pin_ttl_s
+        return (1 + self.transfer_retries) * self.transfer_timeout_s + 2 * self.request_timeout_s
 
 
 class HolderContext:

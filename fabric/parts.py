@@ -317,7 +317,7 @@ class PartDesk:
             part.request.abis,
             False,
             True,
-            ctx.config.pin_ttl_s,
+            ctx.config.pins_s,
         )
         ctx.send(source.holder, message)
         deadline_s = ctx.now + ctx.config.request_timeout_s

@@ -330,6 +330,19 @@ def test_what_a_source_pinned_for_a_dead_reader_is_let_go() -> None:
     assert check(world.cores["n0"]) == []
 
 
+@pytest.mark.parametrize("timeout_s", [1.0, 10.0, 90.0])
+def test_pins_at_a_source_outlast_every_try_of_a_transfer(timeout_s: float) -> None:
+    world = Holders(MODEL, {"n0": (0,), "n1": (0,)}, slots=12, transfer_timeout_s=timeout_s)
+    assert world.store("n0", P).refused is None
+    world.hold_back = lambda _, __, record: isinstance(record, PinEnd)
+    assert world.acquire("n1", P, patient=True) is None
+    tries = 1 + world.cores["n0"].ctx.config.transfer_retries
+    world.pass_time(tries * timeout_s + 1.0)
+    assert accounting(world.cores["n0"]).pins
+    world.pass_time(4.0)
+    assert accounting(world.cores["n0"]).pins == 0
+
+
 def test_a_frozen_share_whose_release_was_lost_asks_its_leader_and_ends(ranks: Holders) -> None:
     grant = ranks.granted("n0", P, readers=RANKS, graph=True, lease_s=2.0)
     ranks.hold_back = lambda _, __, record: isinstance(record, PartRelease)

@@ -31,6 +31,8 @@ DIRECTORY = "directory:0"
 RATE = "1gbit"
 """Of the cable: 64 MiB take half a second."""
 TIMEOUT_S = 3.0
+SLOTS = (100, 36)
+"""The reader has room for one prompt, so that its slots are used anew; the source keeps what is pinned beside the next."""
 
 
 class Process:
@@ -69,7 +71,6 @@ class Hosts:
         self.spec = FabricSpec.load(
             spec(
                 model={"name": "big", "groups": BIG_GROUPS},
-                slots={"csa": 36, "tail": 36, "idx": 36, "swa": 36},
                 transport={"links": ["nixl"], "nixl_transports": "tcp", "transfer_timeout_s": TIMEOUT_S},
             )
         )
@@ -102,6 +103,7 @@ class Hosts:
             "directory": DIRECTORY,
             "clock_s": None,
             "unreachable": [],
+            "slots": dict.fromkeys(("csa", "tail", "idx", "swa"), SLOTS[place]),
         }
         role = "directory" if address == DIRECTORY else "holder"
         return self._run(self.namespaces[place], role, json.dumps(setup))
