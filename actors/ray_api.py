@@ -71,11 +71,6 @@ def nodes() -> list[Node]:
     ]
 
 
-def head_node() -> str | None:
-    """Ray id of the head: the cluster ends with it, so what must outlive every other node belongs there."""
-    return next((n.node for n in nodes() if HEAD in n.resources), None)
-
-
 def my_node() -> str:
     """Ray id of the node this process runs on. Raises Unavailable."""
     return str(_connected().get_runtime_context().get_node_id())

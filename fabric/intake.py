@@ -125,7 +125,7 @@ class IntakeDesk:
             for (group, shard, revision), run in runs.items()
         )
         revisions = (None,) * len(ctx.model.groups)
-        op, incarnation, ttl_s = intake.offer.op, intake.offer.incarnation, ctx.config.pin_ttl_s
+        op, incarnation, ttl_s = intake.offer.op, intake.offer.incarnation, ctx.config.pins_s
         ctx.send(
             intake.source,
             PinRequest(op, incarnation, NO_PROMPT, objects, revisions, tuple(abis), False, False, ttl_s),
