@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..fabric.explanation import Explanation
+from ..fabric.identity import PromptKeys
 from ..fabric.memo import Remembered
 from ..fabric.ranking import NodeRank
 from .answer import Answer, Parked
 from .attempt import Attempt, Stored
+from .graph import Graph
 from .lease import Lease
 from .session import ObjectsByGroup, Session
 
@@ -76,6 +78,22 @@ class AsyncSession:
     async def rank(self, tokens: Any, **kwargs: Any) -> list[NodeRank]:
         """See :meth:`Session.rank`."""
         return await self._run(self.session.rank, tokens, **kwargs)
+
+    async def register_graph(self, lease: Lease) -> Graph | Stored:
+        """See :meth:`Session.register_graph`."""
+        return await self._run(self.session.register_graph, lease)
+
+    async def keys(self, tokens: Any, **key: Any) -> PromptKeys:
+        """See :meth:`Session.keys`."""
+        return await self._run(self.session.keys, tokens, **key)
+
+    async def checkpoints(self, tokens: Any, **kwargs: Any) -> tuple[int, ...]:
+        """See :meth:`Session.checkpoints`."""
+        return await self._run(self.session.checkpoints, tokens, **kwargs)
+
+    async def refresh(self) -> None:
+        """See :meth:`Session.refresh`."""
+        await self._run(self.session.refresh)
 
     async def explain(self, tokens: Any, **kwargs: Any) -> Explanation:
         """See :meth:`Session.explain`."""

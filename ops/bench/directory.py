@@ -98,5 +98,7 @@ def rebuild(positions: int) -> Iterator[Figure]:
     yield figure("directory_rebuild_positions", seen["positions"], "positions")
     yield figure("directory_rebuild_process", seen["process_s"], "s")
     yield figure("directory_rebuild_whole", seen["whole_s"], "s")
+    yield figure("directory_rebuild_processor_of_all_holders", seen["holders_processor_s"], "s")
+    yield figure("directory_rebuild_processor_of_the_shard", seen["shard_processor_s"], "s")
     yield figure("directory_rebuild_answers_meanwhile", seen["answers"], "answers")
     yield figure("directory_rebuild_wrong_answers", seen["wrong"], "answers", 0.0)

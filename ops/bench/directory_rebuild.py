@@ -89,6 +89,12 @@ class Shard:
         if self.client is not None:
             self.client.close()
 
+    @property
+    def processor_s(self) -> float:
+        """Processor seconds that this life has taken so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def ask(self, sender: str, record: Any) -> list[Any]:
         """Send a record; what the shard sends back."""
         assert self.client is not None
@@ -177,13 +183,17 @@ def rebuild(positions: int) -> dict[str, float]:
         killed = time.monotonic()
         shard.start()
         started = time.monotonic()
+        processor_s, shard_s = time.process_time(), shard.processor_s
         answers, wrong = _until_whole(holders, shard)
         whole = time.monotonic()
+        processor_s, shard_s = time.process_time() - processor_s, shard.processor_s - shard_s
         shard.kill()
     return {
         "positions": float(holders.positions),
         "process_s": started - killed,
         "whole_s": whole - killed,
+        "holders_processor_s": processor_s,
+        "shard_processor_s": shard_s,
         "answers": float(answers),
         "wrong": float(wrong),
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from dataclasses import replace
 
 import kvfabric
-from kvfabric import Fabric, Session, Status
+from kvfabric import AsyncSession, Fabric, Session, Status
 from kvfabric.fabric.memo import Remembered
 
 from .conftest import MAIN, Away
@@ -68,6 +69,16 @@ def test_a_session_elsewhere_sees_what_this_one_wrote_by_its_mark(session: Sessi
     assert mark.mark > 0
     probe = session._acquire(session.keys(tokens), probe=True)
     assert probe.marks == (mark,)
+
+
+def test_no_verb_is_only_blocking() -> None:
+    def verbs(of: type) -> set[str]:
+        return {name for name in vars(of) if not name.startswith("_") and inspect.isroutine(getattr(of, name))}
+
+    # Makes a record and asks nobody.
+    assert verbs(Session) - verbs(AsyncSession) == {"request"}
+    at_once = {"probe_nowait"}
+    assert all(inspect.iscoroutinefunction(getattr(AsyncSession, name)) for name in verbs(AsyncSession) - at_once)
 
 
 def test_every_verb_can_be_awaited(fabric: Fabric) -> None:
