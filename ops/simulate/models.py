@@ -166,7 +166,7 @@ def random_limits(rng: random.Random, model: ModelSpec, slots: list[int]) -> tup
 
 def random_floors(rng: random.Random, limits: tuple[ByteLimit, ...]) -> tuple[ByteLimit, ...]:
     """The same limits, now and then with floors for all kinds in those that speak of all."""
-    share = rng.choice((0.0, 0.05, 0.15))
+    share = rng.choice((0.05, 0.15, 0.24))
     kinds = (ObjectKind.COMPRESSED_HISTORY, ObjectKind.UNCOMPRESSED_TAIL, ObjectKind.SLIDING_WINDOW, ObjectKind.INDEXER)
     return tuple(
         replace(limit, floors=tuple((kind, int(share * limit.bytes_max)) for kind in kinds))
