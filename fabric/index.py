@@ -19,7 +19,8 @@ import numpy as np
 from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, ON_TIER, Cell, cost_bytes, evicted_objects_of, pack, unpack
 from .bitmaps import ones
 from .chains import KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment
-from .messages import Edition, EventRun, Lane, Piece, Strip, Stripe
+from .lookups import Seen, evicted_of, look
+from .messages import Edition, EventRun, Lane, Strip, Stripe
 from .passport import Abi
 from .segments import SEGMENT_OBJECTS
 from .versions import Versions
@@ -27,19 +28,6 @@ from .versions import Versions
 _NO_ABI = Abi(b"", 1)
 
 Table = dict[bytes, Segment]
-
-
-class _Seen:
-    """What a lookup saw of one owner: bits along the prompt, and pieces of versions."""
-
-    __slots__ = ("bits", "pieces")
-
-    def __init__(self) -> None:
-        self.bits = 0
-        self.pieces: list[Piece] = []
-
-
-Seen = dict[Owner, _Seen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,8 +450,8 @@ class ChainIndex:
         for strip in strips:
             table = self.tables.get(strip.unit)
             if table:
-                _look(table, strip, seen)
-        return self._stripes(seen), _evicted_of(seen)
+                look(table, strip, seen)
+        return self._stripes(seen), evicted_of(seen)
 
     def editions(self, strips: Iterable[Strip]) -> tuple[Edition, ...]:
         """The state of each segment asked for, by a number that changes with what :meth:`lookup` says of it."""
@@ -514,38 +502,6 @@ class ChainIndex:
     def runs(self) -> int:
         """How many runs there are; walks all segments."""
         return sum(1 for table in self.tables.values() for segment in table.values() for _ in segment.runs())
-
-
-def _look(table: Table, strip: Strip, seen: Seen) -> None:
-    """Add what a strip's segments say: the hot loop of every lookup."""
-    digests, total = strip.digests, strip.count
-    for at in range(0, total, SEGMENT_OBJECTS):
-        segment = table.get(digests[at * KEY : at * KEY + KEY])
-        if segment is None:
-            continue
-        segment.used = True
-        base = strip.first + at
-        for run, end in segment.walk(digests, at, min(total - at, SEGMENT_OBJECTS)):
-            inside = ones(end) if end < run.end else -1
-            first, behind = base + run.first, base + end
-            for owner, bits, versions in run.bands:
-                held = bits & inside
-                if held:
-                    part = seen.get(owner)
-                    if part is None:
-                        part = seen[owner] = _Seen()
-                    part.bits |= held << base
-                    if versions:
-                        part.pieces.append((first, behind, versions))
-
-
-def _evicted_of(seen: Seen) -> tuple[tuple[int, int], ...]:
-    gone: dict[int, int] = {}
-    for owner, part in seen.items():
-        if owner.life == NOBODY:
-            for lane in owner.lanes:
-                gone[lane.group] = gone.get(lane.group, 0) | part.bits
-    return tuple(sorted(gone.items()))
 
 
 def _at_root(segment: Segment, offset: int, digest: bytes) -> Run | None:
