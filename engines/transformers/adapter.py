@@ -26,6 +26,7 @@ from .errors import GeometryMismatch
 from .geometry import Geometry
 from .passport import check_written, passports
 from .restore import check_model, restore
+from .tensors import in_host_memory
 from .weights import weights_revision
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _restored(session: Session, model: PreTrainedModel, geometry: Geometry, leas
     refused = lease.check()
     if refused is not None:
         raise LeaseRefused(refused)
-    cache = restore(model, geometry, lease.tokens, {name: lease.views[name] for name in lease.views})
+    cache = restore(model, geometry, lease.tokens, {name: in_host_memory(lease.views[name]) for name in lease.views})
     refused = lease.check()  # after the last byte was copied: the copies are the leased bytes
     if refused is not None:
         raise LeaseRefused(refused)

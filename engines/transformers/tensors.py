@@ -6,6 +6,7 @@ leased arena are read-only: they are only ever the source of a copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ def rows_to_bytes(tensor: torch.Tensor, row_axis: int) -> Bytes:
 
 def _no_bytes(shape: tuple[int, ...]) -> Bytes:
     return np.zeros((shape[0], 0), dtype=np.uint8)
+
+
+def in_host_memory(views: Mapping[int, Any]) -> dict[int, Bytes]:
+    """Leased views as arrays: those of a holder's GPU (tensors) are copied, the others stay as they are."""
+    return {i: view.cpu().numpy() if isinstance(view, torch.Tensor) else view for i, view in views.items()}
 
 
 def bytes_to_rows(destination: torch.Tensor, row_axis: int, source: Bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
@@ -22,6 +23,7 @@ from kvfabric.engines.transformers.layers import adapter_of
 from kvfabric.engines.transformers.library import cache_keyword, feed
 from kvfabric.engines.transformers.passport import check_written, passports
 from kvfabric.engines.transformers.rotary import rotations
+from kvfabric.engines.transformers.tensors import in_host_memory
 from kvfabric.engines.transformers.tiny_models import build
 from kvfabric.fabric.kinds import Form, ObjectKind, SpecError
 
@@ -248,3 +250,11 @@ def test_a_window_cut_that_could_never_be_filled_is_refused(stories: dict[str, S
         geometry_of(story.model, LayoutOptions(window_block_tokens=4))
     with pytest.raises(SpecError, match="block_tokens: 0 is less than 1"):
         LayoutOptions(block_tokens=0)
+
+
+def test_views_of_a_gpu_are_copied_to_host_memory_and_others_stay() -> None:
+    array = np.arange(12, dtype=np.uint8)
+    tensor = torch.arange(12, dtype=torch.uint8)
+    found = in_host_memory({3: array, 5: tensor})
+    assert found[3] is array
+    assert np.array_equal(found[5], array)
