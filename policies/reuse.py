@@ -41,7 +41,9 @@ GUESS_AGE_S = 300.0
 GUESS_FALL = 3.0
 """Unseen ages are taken to fall from the last one seen as this power of (age + GUESS_AGE_S)."""
 OWED_USES = 100.0
-"""A guess, or what is shared, weighs as much as this many uses seen."""
+"""A guess of the shape weighs as much as this many uses seen."""
+OWED_CLASS_USES = 400.0
+"""What classes share weighs as much as this many uses seen of one: they come in runs, so a hundred are few."""
 FADE = 0.995
 """What is left of what was seen at each fresh look: old habits are forgotten."""
 
@@ -88,8 +90,8 @@ def hazards(seen: Seen) -> Floats:
     shape = _shapes(uses.sum(axis=(1, 2)), exposed_s.sum(axis=(1, 2)))
     expected = (exposed_s * shape[:, None, None, :]).sum(axis=3)
     found = uses.sum(axis=3)
-    level = (found.sum(axis=2) + OWED_USES) / (expected.sum(axis=2) + OWED_USES)
-    own = (_smoothed(found) + OWED_USES) / (_smoothed(expected * level[:, :, None]) + OWED_USES)
+    level = (found.sum(axis=2) + OWED_CLASS_USES) / (expected.sum(axis=2) + OWED_CLASS_USES)
+    own = (_smoothed(found) + OWED_CLASS_USES) / (_smoothed(expected * level[:, :, None]) + OWED_CLASS_USES)
     rates: Floats = shape[:, None, None, :] * (level[:, :, None] * own)[..., None]
     return rates.reshape(CLASSES, -1)
 
