@@ -217,11 +217,15 @@ class AdmissionBook:
 
     def charge(self, obj: Obj) -> None:
         """The object took a slot."""
+        if not self.limits:
+            return
         for scope in self.scopes(obj.kind, obj.tenant):
             scope.used[obj.kind] += self._bytes[obj.group]
 
     def discharge(self, obj: Obj) -> None:
         """The object's slot is free."""
+        if not self.limits:
+            return
         for scope in self.scopes(obj.kind, obj.tenant):
             scope.used[obj.kind] -= self._bytes[obj.group]
         for key in [k for k, s in self._scopes.items() if not s.used_bytes]:
@@ -229,6 +233,8 @@ class AdmissionBook:
 
     def evictable(self, obj: Obj, sign: int) -> None:
         """The object became evictable (+1) or no longer is (-1)."""
+        if not self.limits:
+            return
         for scope in self.scopes(obj.kind, obj.tenant):
             scope.evictable[obj.kind] += sign * self._bytes[obj.group]
 

@@ -303,6 +303,21 @@ class Arena:
         row["revision"] = revision
         self.states[slot] = SlotState.SEALED
 
+    def seal_all(
+        self,
+        slots: npt.NDArray[np.int64],
+        lengths: Sequence[int],
+        checksums: bytes,
+        objects16: bytes,
+        revisions: Sequence[int],
+    ) -> None:
+        """:meth:`seal` for many slots at once; checksums and objects are 16 bytes each."""
+        self.table["length"][slots] = lengths
+        self.table["checksum"][slots] = np.frombuffer(checksums, dtype="V16")
+        self.table["object"][slots] = np.frombuffer(objects16, dtype="V16")
+        self.table["revision"][slots] = revisions
+        self.states[slots] = SlotState.SEALED
+
     def vacate(self, slot: int, state: SlotState = SlotState.FREE) -> None:
         """Take the bytes away from readers: bump the version, then the state."""
         self.versions[slot] += 1

@@ -497,6 +497,29 @@ class Books:
         obj.advance(Verb.SEAL)
         self._record(obj, checksum)
 
+    def seal_all(self, objects: Sequence[Obj], checksums: bytes) -> None:
+        """:meth:`seal` for all objects of an attempt at once; a checksum is 16 bytes."""
+        if not objects:
+            return
+        for i, obj in enumerate(objects):
+            obj.advance(Verb.SEAL)
+            obj.checksum = checksums[16 * i : 16 * i + 16]
+        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
+        lengths, revisions = [obj.length for obj in objects], [obj.revision for obj in objects]
+        self.lengths[slots], self.revisions[slots] = lengths, revisions
+        self.checksums[slots] = np.frombuffer(checksums, dtype="<u8").reshape(-1, 2)
+        self.abi_numbers[slots] = [self._number_of(obj.abi) for obj in objects]
+        self.positions[slots] = [obj.position for obj in objects]
+        self.first_out[slots] = [obj.first_out for obj in objects]
+        self.arena.seal_all(slots, lengths, checksums, b"".join(obj.digest[:16] for obj in objects), revisions)
+
+    def _number_of(self, abi: Abi) -> int:
+        number = self._abi_number.get(abi)
+        if number is None:
+            number = self._abi_number[abi] = len(self.abis)
+            self.abis.append(abi)
+        return number
+
     def _record(self, obj: Obj, checksum: bytes) -> None:
         """The slot's bytes are those of this checksum: in the books, then in the header."""
         slot = obj.slot
@@ -504,11 +527,7 @@ class Books:
         self.lengths[slot] = obj.length
         self.revisions[slot] = obj.revision
         self.checksums[slot] = np.frombuffer(checksum, dtype="<u8")
-        number = self._abi_number.get(obj.abi)
-        if number is None:
-            number = self._abi_number[obj.abi] = len(self.abis)
-            self.abis.append(obj.abi)
-        self.abi_numbers[slot] = number
+        self.abi_numbers[slot] = self._number_of(obj.abi)
         self.positions[slot] = obj.position
         self.first_out[slot] = obj.first_out
         self.arena.seal(slot, obj.length, checksum, obj.digest[:16], obj.revision)

@@ -174,8 +174,7 @@ class StoreDesk:
             for obj in attempt.objects:
                 ctx.books.give_up(obj)
             return Done(message.request, refused, "")
-        for i, obj in enumerate(attempt.objects):
-            ctx.books.seal(obj, message.checksums[i * CHECKSUM_BYTES : (i + 1) * CHECKSUM_BYTES])
+        ctx.books.seal_all(attempt.objects, message.checksums)
         ctx.books.stored(attempt.objects)
         for old in list(ctx.books.find_all(attempt.retire)):
             ctx.books.retire(old)
