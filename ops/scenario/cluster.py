@@ -64,7 +64,7 @@ REPLY_TIMEOUT_S = 60.0
 STORE_RECORDS = (StoreBegin, StoreCommit, StoreAbort, StoreQuiet)
 """An attempt belongs to the connection that began it."""
 DISK_VERBS = ("swap_out", "swap_in")
-DISK_FAULTS = (Fault.DISK_OPEN_FAILS, Fault.DISK_FULL, Fault.DISK_TORN_WRITE)
+DISK_FAULTS = tuple(fault for fault in Fault if fault.startswith("disk_"))
 HOST_MEMORY_BYTES = 1 << 20
 """Only said to have host memory at all: stories name its slots."""
 DISK_BYTES_MAX = 1 << 30

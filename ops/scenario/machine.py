@@ -111,7 +111,7 @@ class Life:
     def write_extent(self, effect: WriteExtent) -> Reason | None:
         """Write an extent; why nothing was written."""
         faults = self.place.faults
-        if faults.meets(Fault.DISK_OPEN_FAILS):
+        if faults.meets(Fault.DISK_OPEN_FAILS) or faults.meets(Fault.DISK_READ_ONLY):
             return Reason.DISK_UNAVAILABLE
         if faults.meets(Fault.DISK_FULL):
             return Reason.DISK_FULL
@@ -121,14 +121,25 @@ class Life:
 
     def read_extent(self, effect: ReadExtent) -> tuple[Restored, ...]:
         """Read entries into their slots, as they lie on the disk."""
-        if self.place.faults.meets(Fault.DISK_OPEN_FAILS):
+        faults = self.place.faults
+        if faults.meets(Fault.DISK_OPEN_FAILS):
             return tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
-        return tuple(self._restore(extent, entry, slot) for extent, entry, slot in effect.reads)
+        if faults.meets(Fault.DISK_READ_ERROR):
+            return tuple(Restored(slot, None, Reason.RESTORE_FAILED) for _, _, slot in effect.reads)
+        faults.meets(Fault.DISK_SLOW)  # a virtual clock does not notice
+        spoilt: dict[int, How] = {}
+        if faults.meets(Fault.DISK_SHORT_READ):
+            spoilt[effect.reads[-1][2]] = How.TORN
+        if faults.meets(Fault.DISK_FLIPPED):
+            spoilt[effect.reads[0][2]] = How.FLIP
+        return tuple(self._restore(extent, entry, slot, spoilt.get(slot)) for extent, entry, slot in effect.reads)
 
-    def _restore(self, extent: int, entry: int, slot: int) -> Restored:
+    def _restore(self, extent: int, entry: int, slot: int, spoilt: How | None) -> Restored:
         data = self.place.disk.read(extent, entry)
         if data is None or self._load_fails(slot):
             return Restored(slot, None, Reason.RESTORE_FAILED)
+        if spoilt is not None:
+            data = bytearray(damage(bytes(data), spoilt))
         self.arena.payload(slot)[: len(data)] = np.frombuffer(bytes(data), dtype=np.uint8)
         return Restored(slot, xxhash.xxh3_128_digest(data))
 

@@ -338,6 +338,11 @@ class Fault(StrEnum):
     DISK_OPEN_FAILS = "disk_open_fails"
     DISK_FULL = "disk_full"
     DISK_TORN_WRITE = "disk_torn_write"
+    DISK_READ_ONLY = "disk_read_only"
+    DISK_READ_ERROR = "disk_read_error"
+    DISK_SHORT_READ = "disk_short_read"
+    DISK_FLIPPED = "disk_flipped"
+    DISK_SLOW = "disk_slow"
 
 
 class Inject(OneObject):
