@@ -1,4 +1,4 @@
-"""How a fabric's holders are called."""
+"""How a fabric's processes are called."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def holder_address(node: str, place: int) -> str:
 def place_of(address: str) -> int:
     """The place of a holder on its node, by its address."""
     return int(address.rpartition(":")[2])
+
+
+def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str:
+    """The name a process has in Ray. A life's number is part of it, so that lives never mix."""
+    return f"{fabric}/{address}" if incarnation is None else f"{fabric}/{address}/{incarnation}"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ..fabric.explanation import Explanation
 from ..fabric.identity import PromptKeys
+from ..fabric.kinds import Reason
 from ..fabric.memo import Remembered
 from ..fabric.ranking import NodeRank
 from .answer import Answer, Parked
@@ -58,6 +59,14 @@ class AsyncSession:
     async def retain(self, tokens: Any, **kwargs: Any) -> bool:
         """See :meth:`Session.retain`."""
         return await self._run(self.session.retain, tokens, **kwargs)
+
+    def audit_due(self, lease: Lease) -> bool:
+        """See :meth:`Session.audit_due`."""
+        return self.session.audit_due(lease)
+
+    async def audited(self, tokens: Any, lease: Lease, outcome: str, **key: Any) -> Reason | None:
+        """See :meth:`Session.audited`."""
+        return await self._run(self.session.audited, tokens, lease, outcome, **key)
 
     async def park(self, lease: Lease) -> Parked:
         """See :meth:`Session.park`."""

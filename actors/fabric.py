@@ -20,6 +20,7 @@ from ..fabric.ranking import NodeRank
 from ..fabric.series import Sample, loaded
 from ..fabric.supervisor import SUPERVISOR
 from . import ray_api
+from .addresses import actor_name
 from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
 from .estate import key_of
@@ -27,7 +28,7 @@ from .info import INFO_SCHEMA, FabricInfo
 from .session import Session
 from .shards import DIRECTORY_SHARDS_MAX
 from .spec import FabricSpec
-from .supervisor import DIRECTORY, Supervisor, actor_name
+from .supervisor import DIRECTORY, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,40 @@ class Fabric:
         """The facts about each holder that ``kvfabric doctor`` judges, by address; ``error`` where one did not answer."""
         told = json.loads(self._ask("inquire", "health"))
         return {address: facts for address, facts in told.items() if facts is not None}
+
+    def purge(
+        self,
+        tokens: Any = None,
+        *,
+        tenant: str | None = None,
+        namespace: bytes = b"",
+        quarantine: bool = False,
+        timeout_s: float = 10.0,
+        **key: Any,
+    ) -> dict[str, Any]:
+        """Take state out of every tier of every holder: a tenant's, a namespace's, or what lies along a prompt's chain.
+
+        What matches all that is named goes: it is invisible at once, its leases end, its slots in host memory are
+        overwritten, every extent with bytes of it is deleted. Returns ``objects``, ``bytes``, ``extents``, ``leases``,
+        ``holders``, and what is ``left`` and who was ``unanswered`` after ``timeout_s``: proven where both are empty.
+        ``quarantine``: bar it from being served instead. Of a chain: under the weights in force, with the KEY given.
+        Raises FabricError where nothing is named.
+        """
+        if tokens is None and tenant is None and not namespace:
+            raise FabricError("purge: name a tenant, a namespace or a prompt")
+        keys: list[tuple[int, bytes]] = []
+        if tokens is not None:
+            with connect(self.name) as session:
+                prompt = session.keys(tokens, **({"tenant": tenant} if tenant else {}), **key)
+                keys = [(unit, prompt.keys(unit)) for unit in session.model.units_tokens]
+                namespace = prompt.namespace.digest()
+            if not any(blob for _, blob in keys):
+                raise FabricError(f"purge: no block ends within these {len(prompt)} tokens")
+        told = ray_api.call(
+            self._supervisor.purge.remote(tenant, namespace, keys, quarantine=quarantine, timeout_s=timeout_s),
+            timeout_s + ray_api.CALL_TIMEOUT_S,
+        )
+        return dict(json.loads(told))
 
     def bypass(self, on: bool, *, group: str = "") -> None:
         """Answer recompute to every acquire and renew no lease, or stop doing so.

@@ -64,6 +64,7 @@ from ..fabric.messages import (
     GrantUntil,
     Members,
     Payload,
+    Purge,
     ReadSlots,
     Regions,
     RegionsRequest,
@@ -486,6 +487,10 @@ class Holder(Service):
             case RegionsRequest():
                 regions = tuple(msgpack.packb(link.region().to_plain()) for link in self.links.values())
                 return wire.encode(Regions(record.request, self.address, self.incarnation, regions))
+            case Purge() if client == SUPERVISOR:
+                purged, effects = self.core.purge(record, self.clock.now())
+                self._carry_out(effects)
+                return wire.encode(purged)
             case WriteSlots():
                 return wire.encode(self._write_slots(client, record))
             case ReadSlots():

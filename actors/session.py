@@ -28,6 +28,7 @@ from ..fabric.kinds import FabricError, Reason, Status, cause_of
 from ..fabric.memo import Remembered
 from ..fabric.messages import (
     Acquire,
+    Audited,
     Cancel,
     Computed,
     Done,
@@ -47,6 +48,10 @@ from ..fabric.planner import View
 from ..fabric.ranking import NodeRank, rank_nodes
 from ..fabric.replay import shortest_replay_tokens
 from ..fabric.room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
+from ..fabric.supervisor import SUPERVISOR
+from ..fabric.tally import AuditOutcome
+from . import ray_api
+from .addresses import actor_name
 from .answer import Answer, Parked
 from .approximate import Approximations, better
 from .attempt import Attempt, Stored, copy_into
@@ -267,6 +272,30 @@ class Session:
             begun.abort()
             raise
         return begun.commit()
+
+    def audit_due(self, lease: Lease) -> bool:
+        """Whether this lease is one of the ``audit_fraction`` whose state the reader recomputes and compares."""
+        share = (lease.grant.lease * 0x9E3779B97F4A7C15 % (1 << 64)) / (1 << 64)
+        return share < self._holders.info.spec.audit_fraction
+
+    def audited(self, tokens: Any, lease: Lease, outcome: str, **key: Any) -> Reason | None:
+        """Tell what an audit found, before the lease is released: ``equal``, ``close`` (within the stated tolerance where
+        the chunk schedule differs) or ``mismatch``, which bars the prompt's chain everywhere until it is stored anew.
+
+        Why it was not counted, if not. Raises FabricError for another word, Unavailable where the fabric cannot be told.
+        """
+        keys = self._prompts.keys(tokens, key)
+        client = self._holders.client(lease.grant.leader)
+        done = client.call(Audited(request_id(), lease.grant.lease, outcome), Done)
+        if done.refused is None and outcome == AuditOutcome.MISMATCH:
+            self._lookahead.forget()
+            prompt = self._prompts.prompt(keys)
+            supervisor = ray_api.find_actor(actor_name(self.name, SUPERVISOR))
+            if supervisor is None:
+                raise ray_api.Unavailable(f"fabric {self.name!r} has no supervisor: other holders were not told")
+            barred = supervisor.purge.remote(None, prompt.namespace, list(prompt.keys), quarantine=True)
+            ray_api.call(barred)
+        return done.refused
 
     def register_graph(self, lease: Lease) -> Graph | Stored:
         """Register a lease's slots, as they are baked into a graph being captured.

@@ -302,6 +302,7 @@ class FabricSpec(BaseModel):
     ``eviction``: who makes room (``default``, ``lru``, ``s3fifo``, or an entry point of ``kvfabric.eviction``).
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
+    ``audit_fraction``: of which part of the leases an adapter recomputes the state too, and compares.
     ``metrics_every_s``: how often a holder's metrics are handed to Ray's metrics agent; 0: never.
     ``placement``: second copies of hot prefixes; without it, prefixes lie where they were asked for.
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
@@ -337,6 +338,7 @@ class FabricSpec(BaseModel):
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
+    audit_fraction: float = Field(default=0.0, ge=0, le=1)
     metrics_every_s: float = Field(default=5.0, ge=0)
 
     @field_validator("checkpoint")

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ..fabric import wire
 from ..fabric.effects import Received, Send
 from ..fabric.identity import weights_digest16
 from ..fabric.kinds import FabricError
-from ..fabric.messages import Birth, Misuse, SeriesReply, SeriesRequest, StatusReply, StatusRequest
+from ..fabric.messages import Birth, Misuse, Purge, Purged, SeriesReply, SeriesRequest, StatusReply, StatusRequest
 from ..fabric.supervisor import (
     SUPERVISOR,
     Answered,
@@ -45,7 +46,7 @@ from ..fabric.supervisor import (
 )
 from ..transport.challenge import door_secret
 from . import ray_api
-from .addresses import holder_address
+from .addresses import actor_name, holder_address
 from .clock import Clock
 from .directory import Directory
 from .draining import Draining
@@ -64,14 +65,11 @@ RECONCILE_S = 1.0
 PING_TIMEOUT_S = 3.0
 STATUS_TIMEOUT_S = 5.0
 STARTS_TRIED = 3
+PURGE_TIMEOUT_S = 10.0
+PURGE_EVERY_S = 0.2
 """Whoever waits for processes that failed to start so often is told; the supervisor goes on trying."""
 TOLD_TIMEOUT_S = 3.0
 WEIGHTS_KNOWN_MAX = 1024
-
-
-def actor_name(fabric: str, address: str, incarnation: int | None = None) -> str:
-    """The name a process has in Ray. A life's number is part of it, so that lives never mix."""
-    return f"{fabric}/{address}" if incarnation is None else f"{fabric}/{address}/{incarnation}"
 
 
 def new_estate(spec: FabricSpec) -> Estate:
@@ -483,6 +481,45 @@ class Supervisor(Draining, Rehearsed):
         addresses = [m.address for m in self.core.members().members]
         replies = await asyncio.gather(*(self._status_of(address, of) for address in addresses))
         return json.dumps(dict(zip(addresses, replies, strict=True)))
+
+    async def purge(
+        self,
+        tenant: str | None,
+        namespace: bytes,
+        keys: list[tuple[int, bytes]],
+        *,
+        quarantine: bool = False,
+        timeout_s: float = PURGE_TIMEOUT_S,
+    ) -> str:
+        """JSON: what every holder took out (or barred), in as many passes as it took, and what is ``left``.
+
+        A holder that does not answer is in ``unanswered``: what it holds is not proven gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        total: Counter[str] = Counter()
+        message = Purge("purge", tenant, namespace, tuple((unit, blob) for unit, blob in keys), quarantine)
+        while True:
+            addresses = [m.address for m in self.core.members().members if not is_directory(m.address)]
+            passed = await asyncio.gather(*(self._purge_at(address, message) for address in addresses))
+            answered = [p for p in passed if isinstance(p, Purged)]
+            for one in answered:
+                total.update(objects=one.objects, bytes=one.object_bytes, extents=one.extents, leases=one.leases)
+            missing = self.core.wanted - set(addresses)
+            unanswered = [a for a, p in zip(addresses, passed, strict=True) if not isinstance(p, Purged)]
+            unanswered += [address for address in missing if not is_directory(address)]
+            left = sum(p.left for p in answered)
+            if not (left or unanswered) or time.monotonic() >= deadline:
+                counts = {name: total[name] for name in ("objects", "bytes", "extents", "leases")}
+                return json.dumps({**counts, "holders": len(addresses), "left": left, "unanswered": sorted(unanswered)})
+            await asyncio.sleep(PURGE_EVERY_S)
+
+    async def _purge_at(self, address: str, message: Purge) -> Any:
+        assert self.mesh is not None
+        try:
+            return await self.mesh.ask(address, message, STATUS_TIMEOUT_S)
+        except FabricError as error:
+            logger.warning("%s: %s did not answer a purge: %s", self.fabric, address, error)
+            return None
 
     async def update_weights(self, revision: str) -> None:
         """Put a weights revision in force: everything older is unreachable once this returns."""

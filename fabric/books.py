@@ -611,6 +611,24 @@ class Books:
         self.find_on_disk(copy)
         self.taken_over(copy)
 
+    def bar(self, obj: Obj, reason: Reason) -> None:
+        """Never serve this visible object again, whatever copies it has: its record stays, its readers are refused."""
+        if obj.state is State.RESTORING:
+            self.retire(obj)
+            return
+        if obj.on_disk is not None and obj.slot >= 0:
+            self.disk_dropped.append(obj.on_disk)
+            obj.on_disk = None
+        if obj.below >= 0 and obj.slot >= 0:
+            self.below_dropped.append(obj.below)
+            obj.below = -1
+        obj.bad, obj.bad_from_tier = reason, obj.slot < 0
+        if obj.slot >= 0:
+            self.arena.vacate(obj.slot, SlotState.QUARANTINED)
+            self._serve_no_more(obj)
+            self.make_first_out(obj)
+        self._changed(Change(obj, gone=False, evicted=False))
+
     def make_first_out(self, obj: Obj) -> None:
         """Let this object make room before any other."""
         obj.first_out = True

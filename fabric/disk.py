@@ -182,6 +182,12 @@ class DiskDesk:
         self.refused = event.refused
         self.writes_refused = event.refused or event.writes_refused
 
+    def lose_everywhere(self, extents: Iterable[int]) -> None:
+        """Extents are deleted, from the store too: what only they held is stored no more."""
+        for extent in extents:
+            for obj in self.extents.gone(extent):
+                self._lose(obj, evicted=False)
+
     def lost(self, event: DiskLost) -> None:
         """Extents went from the disk or from the store: what only they held is stored no more."""
         for extent in event.extents:

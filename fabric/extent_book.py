@@ -8,7 +8,7 @@ sizes count where it told them, else what the extent can take at most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from .books import Obj
@@ -26,6 +26,10 @@ class Extent:
     local: bool = True
     remote: bool = False
     """Whether it is in the store that all nodes share."""
+    owners: frozenset[tuple[bytes, str]] = frozenset()
+    """Namespace and tenant of everything that was ever in it."""
+    holed: bool = False
+    """Whether bytes lie in it that it serves no more."""
 
     @property
     def busy(self) -> bool:
@@ -58,6 +62,7 @@ class ExtentBook:
         self._add(number, Extent(objects, 0, local=False, remote=True))
 
     def _add(self, number: int, extent: Extent) -> None:
+        extent.owners = frozenset((obj.namespace, obj.tenant) for obj in extent.live.values())
         self._extents[number] = extent
         self.used_bytes += extent.file_bytes
         self._count(extent, 1)
@@ -125,6 +130,7 @@ class ExtentBook:
         extent = self._extents.get(number)
         if extent is None:
             return False
+        extent.holed = True
         obj = extent.live.pop(entry, None)
         if obj is not None:
             self.bytes_held[obj.kind, _tier(extent)] -= obj.length
@@ -132,6 +138,20 @@ class ExtentBook:
             return False
         self.gone(number)
         return True
+
+    def with_bytes_of(
+        self, matches: Callable[[Obj], bool], owned: Callable[[bytes, str], bool], *, chain: bool
+    ) -> list[int]:
+        """Extents that serve, or may still bear, bytes of what matches; ``owned``: by namespace and tenant.
+
+        ``chain``: only part of a namespace is meant, so an extent that serves all it ever had is judged by what it serves.
+        """
+        return [
+            number
+            for number, extent in self._extents.items()
+            if any(owned(*owner) for owner in extent.owners)
+            and (not chain or extent.holed or any(matches(obj) for obj in extent.live.values()))
+        ]
 
     def gone(self, number: int) -> list[Obj]:
         """The file is no more: the objects that it served."""

@@ -46,6 +46,7 @@ from .lifecycle import State
 from .messages import (
     Acquire,
     Answer,
+    Audited,
     Cancel,
     Computed,
     CopiesFound,
@@ -77,6 +78,8 @@ from .messages import (
     PinEnded,
     PinReply,
     PinRequest,
+    Purge,
+    Purged,
     Release,
     Renew,
     Renewed,
@@ -98,6 +101,7 @@ from .offers import Planning
 from .parts import PartDesk
 from .pins import PinDesk
 from .placing import Placer
+from .purge import PurgeDesk
 from .restores import PATIENCE_S
 from .room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
 from .sampling import Sampler
@@ -139,6 +143,7 @@ class HolderCore:
         self.leader.granted = self.copies.granted
         self.scrubber = Scrubber(self.ctx)
         self.intake = IntakeDesk(self.ctx)
+        self.purges = PurgeDesk(self.ctx, self.disk, self.stores, self.leader.release)
         self.drain = DrainDesk(self.ctx)
         self.drain.release = self.leader.release
         self.drain.writing = lambda: bool(self.stores.attempts)
@@ -186,6 +191,7 @@ class HolderCore:
             PinEnd: self.pins.end,
             PinEnded: self._pin_ended,
             Offer: self.intake.offered,
+            Audited: self.purges.audited,
             Taken: self.drain.taken,
             Drain: lambda _, m: self.drain.asked(m),
             CopiesFound: lambda _, m: self.drain.copies_found(m),
@@ -254,6 +260,12 @@ class HolderCore:
             case Tick():
                 pass
         return self._settle()
+
+    def purge(self, message: Purge, now: float) -> tuple[Purged, list[Effect]]:
+        """One pass of a purge or quarantine: what it did, and what is to be done about it."""
+        self.ctx.now = max(now, self.ctx.now)
+        purged = self.purges.purge(message)
+        return purged, self._settle()
 
     @property
     def next_deadline_s(self) -> float | None:

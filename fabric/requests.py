@@ -17,6 +17,7 @@ from .identity import DIGEST_BYTES
 from .kinds import INDEX_DIGEST_BYTES
 from .messages import (
     Acquire,
+    Audited,
     Cancel,
     Computed,
     Drop,
@@ -38,6 +39,7 @@ from .messages import (
 )
 from .model import ModelSpec
 from .segments import SEGMENT_OBJECTS
+from .tally import AuditOutcome
 
 PROMPT_TOKENS_MAX = 1 << 26
 NAME_CHARACTERS_MAX = 256
@@ -150,6 +152,12 @@ def _renew(record: Renew, model: ModelSpec) -> str | None:
     return _seconds(record.lease_s, "lease_s", least_exclusive=True)
 
 
+def _audited(record: Audited, model: ModelSpec) -> str | None:
+    del model
+    known = [str(outcome) for outcome in AuditOutcome]
+    return None if record.outcome in known else f"outcome: {record.outcome!r} is none of {', '.join(known)}"
+
+
 def _release(record: Release, model: ModelSpec) -> str | None:
     del model
     used = record.reused_tokens
@@ -205,6 +213,7 @@ def _any(record: Any, model: ModelSpec) -> str | None:
 
 _CHECKS: dict[type, Check] = {
     Acquire: _acquire,
+    Audited: _audited,
     Cancel: _any,
     Computed: _computed,
     Drop: _moving,

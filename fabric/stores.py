@@ -12,7 +12,7 @@ step, so another acquire sees all of it or none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .books import Obj, slot_run, split
@@ -189,6 +189,12 @@ class StoreDesk:
         if attempt.superseded:
             return Reason.ATTEMPT_SUPERSEDED
         return None
+
+    def supersede(self, matches: Callable[[Obj], bool]) -> None:
+        """What is being written of this never becomes visible."""
+        for attempt in self.attempts.values():
+            if any(matches(obj) for obj in attempt.objects):
+                attempt.superseded = True
 
     def abort(self, client: str, message: StoreAbort) -> None:
         attempt = self._attempt_of(client, message.attempt)

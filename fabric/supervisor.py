@@ -31,6 +31,7 @@ from .messages import (
     Load,
     Member,
     Members,
+    Purge,
     SetMode,
     SetWeights,
     ShardMap,
@@ -520,4 +521,4 @@ class SupervisorCore:
 
 def is_supervisor_message(message: Any) -> bool:
     """Whether a record is one that only the supervisor may send."""
-    return isinstance(message, GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain)
+    return isinstance(message, Purge | GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain)

@@ -38,7 +38,7 @@ COMMANDS = {
             "doctor",
         )
     },
-    **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights"), "operate"),
+    **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights", "drain", "purge"), "operate"),
 }
 """Command to the subpackage of ``ops`` that has it."""
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130

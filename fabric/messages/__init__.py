@@ -90,6 +90,7 @@ from .peers import (
     Replicate,
     SourceRun,
 )
+from .purging import Audited, Purge, Purged
 from .stores import Done, Drop, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet, SwapIn, SwapOut
 from .supervision import Birth, GrantSeen, GrantUntil, Load, Member, Members, SetMode, SetWeights
 
@@ -98,6 +99,7 @@ __all__ = [
     "Answer",
     "ArenaReply",
     "ArenaRequest",
+    "Audited",
     "BadCopy",
     "Birth",
     "Cancel",
@@ -161,6 +163,8 @@ __all__ = [
     "PinReply",
     "PinRequest",
     "Prompt",
+    "Purge",
+    "Purged",
     "ReadSlots",
     "Regions",
     "RegionsRequest",

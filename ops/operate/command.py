@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..options import Address, FabricName, Json, show
+from .taking import drain, purge
 
 TOP_EVERY_S = 1.0
 WATCH_EVERY_S = 2.0
@@ -24,7 +25,7 @@ class Switch(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (up, down, status, top, leases, bypass):
+    for command in (up, down, status, top, leases, bypass, drain, purge):
         app.command()(command)
     weights = typer.Typer(help="Which weights are in force.", no_args_is_help=True)
     weights.callback()(_weights)

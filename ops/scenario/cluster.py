@@ -25,14 +25,13 @@ import numpy as np
 import xxhash
 
 from ...actors import ray_api
-from ...actors.addresses import holder_address
+from ...actors.addresses import actor_name, holder_address
 from ...actors.client import HolderClient, HolderLost, HolderSilent, Writable
 from ...actors.clock import Clock
 from ...actors.embedded import EmbeddedCluster
 from ...actors.fabric import Fabric, launch
 from ...actors.spec import DiskSpec, FabricSpec, TransportSpec
 from ...actors.supervisor import DIRECTORY as DIRECTORY_ADDRESS
-from ...actors.supervisor import actor_name
 from ...fabric.arena import Arena
 from ...fabric.doors import Corrupt, InjectFault, Rest, TellAll
 from ...fabric.kinds import FabricError

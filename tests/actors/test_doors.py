@@ -11,8 +11,8 @@ import pytest
 import kvfabric
 from kvfabric import Fabric, FabricError, Reason, Session
 from kvfabric.actors import ray_api
+from kvfabric.actors.addresses import actor_name
 from kvfabric.actors.clock import Clock
-from kvfabric.actors.supervisor import actor_name
 from kvfabric.fabric import wire
 from kvfabric.fabric.doors import (
     DOORS,

@@ -154,6 +154,71 @@ def test_without_such_a_fabric_the_status_is_3_and_one_line_says_what_to_do(
         assert err.count("\n") == 1
 
 
+def test_a_purged_chain_is_proven_gone_from_both_nodes(
+    fabric: Fabric, session: Session, away: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = stored(session, "purged")
+    other = stored(session, "kept")
+    granted = away.do(acquired_there, mine)  # a copy on the other node, under a live lease
+    assert granted == 64
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps(mine))
+    told = asked(capsys, "purge", "--chain", str(file))
+    assert (told["left"], told["unanswered"], told["holders"]) == (0, [], 2)
+    assert told["objects"] > 20
+    assert told["leases"] >= 1
+    assert session.acquire(mine).tokens == 0
+    assert away.do(reads_there) is Reason.VERSION_CHANGED
+    kept = session.acquire(other)
+    assert kept.lease is not None
+    kept.lease.release()
+    assert asked(capsys, "purge", "--chain", str(file))["objects"] == 0
+
+
+def acquired_there(kept: dict[str, Any], tokens: list[int]) -> int:
+    import kvfabric
+
+    kept["purging"] = kvfabric.connect("default")
+    kept["purged"] = kept["purging"].acquire(tokens).lease
+    return int(kept["purged"].tokens)
+
+
+def reads_there(kept: dict[str, Any]) -> Any:
+    return kept["purged"].check()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--tenant", "a", "--namespace", "00" * 32), ("--namespace", "xyz")],
+    ids=["nothing", "two", "no digest"],
+)
+def test_a_purge_of_nothing_or_of_two_things_is_refused(
+    fabric: Fabric, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    status, out, err = run(capsys, "purge", *words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_an_audits_mismatch_bars_the_chain_everywhere_until_it_is_stored_anew(
+    fabric: Fabric, session: Session, away: Any
+) -> None:
+    mine = stored(session, "audited")
+    assert away.do(acquired_there, mine) == 64
+    lease = session.acquire(mine).lease
+    assert lease is not None
+    assert not session.audit_due(lease)  # audit_fraction is 0
+    assert session.audited(mine, lease, "mismatch") is None
+    assert lease.check() is Reason.VERSION_CHANGED
+    assert away.do(reads_there) is Reason.VERSION_CHANGED
+    answer = session.acquire(mine)
+    assert answer.cause is not None
+    assert (answer.tokens, answer.cause.reason) == (0, Reason.QUARANTINED)
+    stored(session, "audited")
+    again = session.acquire(mine)
+    assert again.lease is not None
+    again.lease.release()
+
+
 def test_up_status_weights_and_down_from_processes_of_their_own(fabric: Fabric, ray: Any, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(
