@@ -87,6 +87,7 @@ from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, Quie
 from ..transport.memfd import ArenaMemory, memory_available_bytes
 from ..transport.numa import stay_on
 from ..transport.payloads import SlotCopy
+from . import ray_api
 from .addresses import place_of
 from .alarm import Alarm
 from .clock import Clock
@@ -95,6 +96,7 @@ from .doors import UNSPOILT, TransferDoor
 from .gpu import payloads_of, take_gpu
 from .health import health_of, leases_of
 from .links import HolderMemory, start_links
+from .log_lines import LINES_MAX, lines_of, tell, write_to
 from .metrics import MetricsExport, link_points
 from .notices import Notices
 from .rehearsal import NO_REHEARSAL
@@ -106,6 +108,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUIET_POLL_S = 0.05
+LOG_EVERY_S = 1.0
 READ_BYTES_MAX = 8 << 20
 
 
@@ -227,10 +230,29 @@ class Holder(Service):
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
         if self.disk is not None:
             await self.disk.start(OPEN_WAIT_S)
+        write_to(ray_api.logs_folder(), f"{self.fabric}-{self.address}-{self.incarnation}")
+        self._spawn(self._write_log())
         if self.spec.metrics_every_s:
             self.metrics = MetricsExport(self.fabric, self.address)
             self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
         return await self.birth()
+
+    async def _write_log(self) -> None:
+        """Once a second the log's lines of what was decided since, at most so many."""
+        told = self.core.ctx.journal.total
+        common = {"fabric": self.fabric, "node": self.node, "holder": self.address, "incarnation": self.incarnation}
+        while not self._closing:
+            await asyncio.sleep(LOG_EVERY_S)
+            journal, number = self.core.ctx.journal, told
+            told = journal.total
+            if self.spec.log_acquires == "none" or told == number:
+                continue
+            entries, passed_over = journal.since(number, LINES_MAX)
+            events = lines_of(list(entries), whole=self.spec.log_acquires == "all")
+            if passed_over:
+                events.append(("lines_passed_over", {"count": passed_over}))
+            for event, fields in events:
+                tell(event, **common, **fields)
 
     async def _export_metrics(self) -> None:
         """From time to time, in a thread; what fails is told and tried again: a holder serves without metrics."""

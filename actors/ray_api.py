@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..fabric.kinds import FabricError
@@ -171,6 +172,14 @@ def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         raise
     except module.exceptions.RayError as error:
         raise Unavailable(_first_line(error)) from None
+
+
+def logs_folder() -> Path | None:
+    """Where this node's Ray processes log, of a process that Ray started; None where there is none."""
+    from ray._private.worker import global_worker
+
+    node = getattr(global_worker, "node", None)
+    return None if node is None else Path(node.get_logs_dir_path())
 
 
 def leave() -> None:

@@ -303,6 +303,7 @@ class FabricSpec(BaseModel):
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
     ``audit_fraction``: of which part of the leases an adapter recomputes the state too, and compares.
+    ``log_acquires``: which acquires get a line of the log: none, those that fell short, all.
     ``metrics_every_s``: how often a holder's metrics are handed to Ray's metrics agent; 0: never.
     ``placement``: second copies of hot prefixes; without it, prefixes lie where they were asked for.
     ``testing``: its processes take the records of a rehearsal (``fabric/doors.py``) and their clock stands
@@ -339,6 +340,7 @@ class FabricSpec(BaseModel):
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
     audit_fraction: float = Field(default=0.0, ge=0, le=1)
+    log_acquires: Literal["none", "short", "all"] = "short"
     metrics_every_s: float = Field(default=5.0, ge=0)
 
     @field_validator("checkpoint")

@@ -53,6 +53,7 @@ from .draining import Draining
 from .estate import Estate, inherit, key_of, left_s, until_unix_s
 from .holder import Holder
 from .info import FabricInfo, check_vector
+from .log_lines import tell, write_to
 from .mesh import Mesh
 from .rehearsal import Rehearsed, door_setup
 from .shards import DirectoryShards, is_directory, shard_names
@@ -126,6 +127,7 @@ class Supervisor(Draining, Rehearsed):
         await asyncio.shield(self._running)
 
     async def _begin(self) -> None:
+        write_to(ray_api.logs_folder(), f"{self.fabric}-{SUPERVISOR}")
         self.mesh = Mesh(SUPERVISOR, self.secret, self._undeliverable, self._replied)
         self.core.incarnation = await self._in_thread(lambda: ray_api.next_count(self._counter))
         await self._keep()
@@ -269,8 +271,10 @@ class Supervisor(Draining, Rehearsed):
                 case Send():
                     self.mesh.send(effect.to, effect.message)
                 case Start():
+                    tell("process_start", fabric=self.fabric, process=effect.wanted.address, node=effect.wanted.node)
                     self._spawn(self._start(effect.wanted))
                 case Stop():
+                    tell("process_stop", fabric=self.fabric, process=effect.address, incarnation=effect.incarnation)
                     self._spawn(self._stop(effect.address, effect.incarnation))
 
     def _undeliverable(self, to: str, record: Any) -> None:
@@ -532,6 +536,7 @@ class Supervisor(Draining, Rehearsed):
 
     async def set_bypass(self, on: bool, group: str = "") -> None:
         """Answer recompute to every acquire, or stop doing so. ``group``: which one causes name ("": the first)."""
+        tell("bypass", fabric=self.fabric, on=on, group=group)
         self.core.suspect = group if on else ""
         self._carry_out(self.core.set_mode(bypassed=on))
         await self._keep()

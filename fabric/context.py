@@ -18,6 +18,7 @@ from .books import Books, Obj
 from .effects import Effect, Send
 from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
+from .journal import Journal
 from .kinds import Reason
 from .leases import LeaseBook
 from .messages import Done, GraphRegistered, Renewed, ShardMap, StoreBegun
@@ -150,6 +151,7 @@ class HolderContext:
         self.local: deque[Any] = deque()
         kinds, units = (g.kind for g in model.groups), (g.unit_tokens for g in model.groups)
         self.tally = Tally(tuple(kinds), tuple(units))
+        self.journal = Journal()
         self.recovery = Histogram()
         """How long acquires took that had to restore."""
         self.waiters: dict[int, list[tuple[str, Waiter]]] = {}

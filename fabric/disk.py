@@ -336,6 +336,8 @@ class DiskDesk:
             self.ctx.counters["written_bytes"] += sum(obj.length for obj in writing.objects)
             self.extents.add(writing.extent, dict(enumerate(writing.objects)), size, self.ctx.now)
             self.remote.written(writing.extent)
+        if event.refused is None:
+            self.ctx.journal.happened(self.ctx.now, "demoted", writing.objects)
         for number, obj in enumerate(writing.objects):
             if event.refused is None:
                 books.demoted(obj, writing.extent, number)

@@ -123,6 +123,8 @@ class EventDesk:
 
     def _put(self, change: Change) -> None:
         obj = change.obj
+        if change.gone:
+            self.ctx.journal.happened(self.ctx.now, "dropped", (obj,))
         if obj.place is None:
             self.ctx.counters["events_without_place"] += 1
             return

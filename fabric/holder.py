@@ -40,6 +40,7 @@ from .expected import Measured
 from .flow import Flow
 from .graphs import GraphDesk
 from .intake import IntakeDesk
+from .journal import Released, Weights
 from .kinds import Reason
 from .leader import Leader
 from .lifecycle import State
@@ -448,6 +449,7 @@ class HolderCore:
         record = self.ctx.leases.live.get(message.lease)
         if record is not None:
             self.ctx.tally.lease_released(record.proof, message.reused_tokens or 0, message.refused)
+            self.ctx.journal.add(Released(self.ctx.now, message.lease, message.reused_tokens or 0))
         self.leader.release(message.lease)
         self.ctx.send(client, Done(message.request, None, ""))
 
@@ -515,6 +517,8 @@ class HolderCore:
         if message.number < self.weights_number:
             return
         self.weights_number = message.number
+        if ctx.weights != message.weights:
+            ctx.journal.add(Weights(ctx.now, message.weights))
         ctx.weights = message.weights
         ctx.retired = set(message.retired)
         ctx.arena.set_weights(message.weights)

@@ -24,6 +24,7 @@ from .choosing import Choice, Terms, choose
 from .context import HolderContext, Recent
 from .disk import DiskDesk
 from .found import Hints
+from .journal import Answered
 from .kinds import Cause, Form, Reason, Status, cause_of
 from .messages import (
     Acquire,
@@ -187,6 +188,7 @@ class Leader:
         if answer is not None:
             if not message.probe and client != self.ctx.config.holder:
                 self.ctx.tally.answered(message.prompt.n, answer, answer.tokens)
+                self.ctx.journal.add(Answered(self.ctx.now, message, answer))
                 self.granted(message, answer.tokens)
             self._recent.put(message.request, answer)
             self.ctx.send(client, answer)
@@ -1003,6 +1005,7 @@ class Leader:
         if op.restores and granted:
             self.ctx.recovery.add(self.ctx.now - op.started_s)
         self.ctx.tally.answered(op.request.prompt.n, answer, granted)
+        self.ctx.journal.add(Answered(self.ctx.now, op.request, answer))
         if granted:
             self.granted(op.request, granted)
 

@@ -180,6 +180,7 @@ class StoreDesk:
             ctx.books.retire(old)
         ctx.books.install_all(attempt.objects)
         ctx.counters["stored_objects"] += len(attempt.objects)
+        ctx.journal.happened(ctx.now, "stored", attempt.objects)
         return Done(message.request, None, "", ctx.mark)
 
     def commit_refusal(self, attempt: Attempt) -> Reason | None:

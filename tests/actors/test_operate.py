@@ -219,6 +219,34 @@ def test_an_audits_mismatch_bars_the_chain_everywhere_until_it_is_stored_anew(
     again.lease.release()
 
 
+def test_each_holder_and_the_supervisor_write_lines_of_json_beside_rays_logs(
+    fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray._private.worker import global_worker
+
+    assert global_worker.node is not None
+    folder = Path(global_worker.node.get_logs_dir_path())
+    mine = stories.prompt("logged, and never stored")
+    session.acquire(mine)
+
+    def lines(pattern: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for file in folder.glob(pattern) for line in file.read_text().splitlines()]
+
+    def mine_among(found: list[dict[str, Any]]) -> bool:
+        return any(told["event"] == "acquire" and told["asked_tokens"] == len(mine) for told in found)
+
+    found = stories.eventually(lambda: lines("kvfabric-default-holder-*.jsonl"), mine_among)
+    for told in found:
+        assert told["fabric"] == "default"
+        assert told["holder"].startswith("holder:")
+        assert told["incarnation"] >= 1
+        assert {"hash_tokens", "usable_tokens", "granted_tokens", "cause", "lease"} <= set(told) or told[
+            "event"
+        ] != "acquire"
+    events = {told["event"] for told in lines("kvfabric-default-supervisor.jsonl")}
+    assert {"process_start", "bypass"} <= events
+
+
 def test_up_status_weights_and_down_from_processes_of_their_own(fabric: Fabric, ray: Any, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(
