@@ -133,6 +133,27 @@ class Fabric:
         told = json.loads(self._ask("inquire", "health"))
         return {address: facts for address, facts in told.items() if facts is not None}
 
+    def history(self, what: str) -> dict[str, list[dict[str, Any]]]:
+        """What holders remember of the chain of a lease (its number) or of a digest (64 hexadecimal digits), by node.
+
+        Raises FabricError for what is neither, and for a chain that no holder remembers.
+        """
+        digits = len(what) == 64 and set(what.lower()) <= set("0123456789abcdef")
+        if not (what.isdecimal() or digits):
+            raise FabricError(f"{what}: a lease's number or a digest of 64 hexadecimal digits is expected")
+        known = json.loads(self._ask("inquire", f"chain:{what}"))
+        chains = [told for told in known.values() if told and "error" not in told]
+        if not chains:
+            raise FabricError(f"{what}: no holder remembers it; `kvfabric leases` and the log name leases")
+        keys = max(chains, key=lambda chain: sum(map(len, chain.values())))
+        told = json.loads(self._ask("inquire", f"history:{json.dumps(keys)}"))
+        node_of = {member.address: member.node for member in self.info().members}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for address, events in told.items():
+            if isinstance(events, list):
+                found.setdefault(node_of.get(address, address), []).extend(events)
+        return {node: sorted(events, key=lambda event: -event["ago_s"]) for node, events in found.items()}
+
     def purge(
         self,
         tokens: Any = None,

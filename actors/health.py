@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
@@ -9,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..fabric.history import chain_of, history_of
 from ..fabric.holder import HolderCore
 from ..fabric.invariants import INVARIANTS
 from ..transport.memfd import memory_available_bytes
@@ -53,6 +55,17 @@ def health_of(core: HolderCore, link_problems: dict[str, str], disk: dict[str, A
         "disk": disk,
         **process_facts(),
     }
+
+
+def chain_told(core: HolderCore, what: str) -> dict[str, str] | None:
+    """The digests, by unit, of the chain of a lease (its number) or of a digest (hex), as the journal knows it."""
+    prompt = chain_of(core.ctx, lease=int(what)) if len(what) < 64 else chain_of(core.ctx, digest=bytes.fromhex(what))
+    return None if prompt is None else {str(unit): blob.hex() for unit, blob in prompt.keys}
+
+
+def history_told(core: HolderCore, keys: str) -> list[dict[str, Any]]:
+    """What the journal says of a chain, given as :func:`chain_told` gives it, as JSON."""
+    return history_of(core.ctx, {int(unit): bytes.fromhex(blob) for unit, blob in json.loads(keys).items()})
 
 
 def process_facts() -> dict[str, Any]:

@@ -94,7 +94,7 @@ from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
 from .doors import UNSPOILT, TransferDoor
 from .gpu import payloads_of, take_gpu
-from .health import health_of, leases_of
+from .health import chain_told, health_of, history_told, leases_of
 from .links import HolderMemory, start_links
 from .log_lines import LINES_MAX, lines_of, tell, write_to
 from .metrics import MetricsExport, link_points
@@ -617,6 +617,10 @@ class Holder(Service):
         match of:
             case "leases":
                 return json.dumps(leases_of(self.core))
+            case _ if of.startswith("chain:"):
+                return json.dumps(chain_told(self.core, of.removeprefix("chain:")))
+            case _ if of.startswith("history:"):
+                return json.dumps(history_told(self.core, of.removeprefix("history:")))
             case "health":
                 problems = dict(self.link_problems)
                 return json.dumps(health_of(self.core, problems, None if self.disk is None else self.disk.status()))

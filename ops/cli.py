@@ -36,6 +36,7 @@ COMMANDS = {
             "config",
             "dashboards",
             "doctor",
+            "record",
         )
     },
     **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights", "drain", "purge"), "operate"),

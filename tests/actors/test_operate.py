@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -245,6 +246,25 @@ def test_each_holder_and_the_supervisor_write_lines_of_json_beside_rays_logs(
         ] != "acquire"
     events = {told["event"] for told in lines("kvfabric-default-supervisor.jsonl")}
     assert {"process_start", "bypass"} <= events
+
+
+def test_what_is_recorded_of_a_lease_replays_with_the_answers_that_were_given(
+    fabric: Fabric, session: Session, away: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = stored(session, "recorded")
+    lease = session.acquire(mine).lease
+    assert lease is not None
+    lease.release(reused_tokens=64)
+    assert away.do(acquired_there, mine) == 64
+    file = tmp_path / "recorded.yaml"
+    told = asked(capsys, "record", str(lease.grant.lease), "--out", str(file))
+    assert told["replay_agrees"] is True
+    text = file.read_text()
+    assert {"store", "acquire", "release"} <= set(re.findall(r"- \{(\w+):", text))
+    assert str(mine[5]) not in text
+    status, _, err = run(capsys, "record", "12345", "--out", str(file))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "no holder remembers it" in err
 
 
 def test_up_status_weights_and_down_from_processes_of_their_own(fabric: Fabric, ray: Any, tmp_path: Path) -> None:

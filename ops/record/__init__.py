@@ -1,0 +1,1 @@
+"""What happened to one chain, as a scenario that can be replayed."""
