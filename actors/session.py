@@ -64,6 +64,7 @@ from .info import FabricInfo
 from .lease import Lease
 from .lookahead import Lookahead, in_turn
 from .prompts import Prompts
+from .tracing import traced, tracer
 
 Bytes = npt.NDArray[np.uint8]
 ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
@@ -102,6 +103,7 @@ class Session:
         """By holder: how far its changes had got with this session's last write, and until when that matters."""
         self._approximations = Approximations(self.model)
         self._checkpoints = Checkpoints(self.model, self._holders.info.spec.checkpoint)
+        self._spans = tracer()
         self._lookahead = Lookahead(self.model, lambda question: self._ask(question, ACQUIRE_TIMEOUT_S))
 
     # --- where ---------------------------------------------------------------------------------
@@ -369,7 +371,7 @@ class Session:
             message = replace(message, age_s=max(asked_s - parked.asked_s, 0.0))
             asked_s = parked.asked_s
         timeout_s = ACQUIRE_TIMEOUT_S + (wait_s or 0.0)
-        reply = self._ask(message, timeout_s)
+        reply = traced(self._spans, message, lambda: self._ask(message, timeout_s))
         self._lookahead.granted(message, reply)
         self._checkpoints.heard(keys, reply.hash_tokens)
         answer = self._answer(reply, message.request)

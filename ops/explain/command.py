@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..options import Address, FabricName
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -25,7 +27,8 @@ def explain(
     step: Annotated[
         int | None, typer.Option(help="Of a scenario: the acquire or probe to explain (default: the last).")
     ] = None,
-    fabric: Annotated[str, typer.Option(help="Name of the running fabric.")] = "default",
+    fabric: FabricName = "default",
+    address: Address = "",
     tenant: Annotated[str, typer.Option(help="Whose namespace.")] = "",
     by_range: Annotated[
         bool, typer.Option("--by-range", help="List by token range: form, tier, holder, version, revision.")
@@ -33,6 +36,7 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print, for each group, up to where it could serve, what cut the hit, and what would lengthen it."""
+    from ..operate.attached import on_cluster
     from . import report
     from .sources import of_scenario, of_tokens, tokens_from
 
@@ -40,6 +44,7 @@ def explain(
     if path.suffix in {".yaml", ".yml"}:
         found = of_scenario(path, step)
     else:
+        on_cluster(address)
         found = of_tokens(fabric, tokens_from(what), tenant)
     if json:
         typer.echo(report.plain(found, by_range=by_range))
