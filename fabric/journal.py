@@ -18,9 +18,9 @@ WEIGHT_MAX = 1 << 23
 """Bound of the entries' weight together: prompt tokens of acquires (two bytes of digest each, at most), 16 for each object."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
-    """An acquire was answered."""
+    """An acquire was answered. Not frozen: one is made on the way of every acquire, in a third of the time."""
 
     at_s: float
     request: Acquire

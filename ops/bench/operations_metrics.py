@@ -1,4 +1,4 @@
-"""What counting costs: the integers of one acquire, beside an acquire and its release over the socket.
+"""What counting costs: the integers and the log's entry of one acquire, beside an acquire and its release over the socket.
 
 The counting is timed as the holder does it, on the very answer that the acquire gave; the acquires run
 in turns with it, so that a busy machine slows both.
@@ -15,6 +15,7 @@ import numpy as np
 
 from ...actors.fabric import Fabric, connect
 from ...actors.session import Session
+from ...fabric.journal import Answered, Journal
 from ...fabric.kinds import Status
 from ...fabric.messages import Answer as WireAnswer
 from ...fabric.tally import Tally
@@ -22,7 +23,7 @@ from .directory_core import figure
 
 TOKENS = 1024
 TURNS = 200
-COUNTS = 2000
+COUNTS = 4000
 COST_TARGET_PERCENT = 1.0
 
 
@@ -32,7 +33,7 @@ def metrics_cost(fabric: Fabric) -> Iterator[dict[str, Any]]:
         prompt = _stored(session)
         answer = WireAnswer("r", Status.FULL_HIT, TOKENS, TOKENS, TOKENS, None, (), None, None, None)
         kinds, units = zip(*((g.kind, g.unit_tokens) for g in session.model.groups), strict=True)
-        tally = Tally(kinds, units)
+        tally, journal, message = Tally(kinds, units), Journal(), session.request(prompt)
         asked, counted = [], []
         for _ in range(TURNS):
             began = time.perf_counter()
@@ -44,6 +45,7 @@ def metrics_cost(fabric: Fabric) -> Iterator[dict[str, Any]]:
             began = time.perf_counter()
             for _ in range(COUNTS // TURNS):
                 tally.answered(TOKENS + 1, answer, TOKENS)
+                journal.add(Answered(began, message, answer))
             counted.append((time.perf_counter() - began) / (COUNTS // TURNS))
     cost_s, acquire_s = statistics.median(counted), statistics.median(asked)
     yield figure("metrics_of_an_acquire", 100 * cost_s / acquire_s, "percent", COST_TARGET_PERCENT)
