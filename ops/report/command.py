@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..options import Address, FabricName
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -18,15 +20,19 @@ def report(
         Path | None, typer.Argument(help="A series file of `kvfabric replay`; without one, a running fabric is asked.")
     ] = None,
     *,
-    fabric: Annotated[str, typer.Option(help="Name of the running fabric (its cluster: RAY_ADDRESS).")] = "default",
+    fabric: FabricName = "default",
+    address: Address = "",
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("kvfabric-report.html"),
     save: Annotated[Path | None, typer.Option(help="Write the running fabric's series file as well.")] = None,
 ) -> None:
     """Write one HTML page: hit over time, why tokens were lost, what is held where, recovery, lease life."""
     from ...fabric.kinds import FabricError
+    from ..operate.attached import on_cluster
     from .page import page
     from .series import Series, of_fabric
 
+    if series is None:
+        on_cluster(address)
     found = Series.load(series) if series is not None else of_fabric(fabric)
     try:
         if save is not None:
