@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineError
 from .records import Broken, FaultRun, Run
-from .story import CHUNK_TOKENS, CUTS, DECODE_TOKENS, reader_prompt, salt_of, warm_up_prompt
+from .story import (
+    CHUNK_TOKENS,
+    CUTS,
+    DECODE_TOKENS,
+    NOT_RESTORED,
+    STALE_PAGE_TABLE,
+    reader_prompt,
+    salt_of,
+    warm_up_prompt,
+)
 from .words import in_words
 from .worker import Worker
 
@@ -99,7 +108,8 @@ class Reader(Worker):
         tokens, salt = reader_prompt(broken.position), salt_of(broken.fault)
         self._wait_for(self.session, tokens, broken.base, salt=salt)
         promised = self._promised(tokens, broken)
-        resumed = resume(self.session, self.model, self.geometry, tokens, salt=salt)
+        wait = {"wait_s": 0.0} if broken.fault == NOT_RESTORED else {}
+        resumed = resume(self.session, self.model, self.geometry, tokens, salt=salt, **wait)
         run = generate(
             self.model, tokens, cuts=CUTS, decode_tokens=DECODE_TOKENS, cache=resumed.cache, start=resumed.tokens
         )
@@ -114,6 +124,8 @@ class Reader(Worker):
         )
         answer = resumed.answer
         cause = resumed.detail or in_words(self.session.model, answer.status, answer.cause)
+        if broken.fault == STALE_PAGE_TABLE and not cause:
+            cause = "restored to other slots: those that the lease names"
         if broken.other_weights:
             cause = f"{cause} under these weights, only under {broken.other_weights[:8]}"
         return FaultRun(

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,12 +19,15 @@ from ....actors import ray_api
 from ....actors.embedded import EmbeddedCluster
 from ....actors.fabric import Fabric, launch
 from ....actors.spec import FabricSpec
+from ....fabric import wire
+from ....fabric.messages import Done
+from ....transport.disk.faults import DiskFault
 from ..errors import EngineError, MissingExtra
 from ..library import INSTALL
+from .on_disk import DiskWriter
 from .reader import Reader
 from .records import FaultRun, Loaded, Outcome, Run
-from .story import ALIGNED, DECODE_TOKENS, POSITIONS, RAGGED
-from .writer import Writer
+from .story import ALIGNED, DECODE_TOKENS, DISK_FAULTS, POSITIONS, RAGGED, TORN
 
 NODES = 2
 LINKS = ("nixl", "tcp")
@@ -31,6 +35,7 @@ LINKS = ("nixl", "tcp")
 TRANSFORMERS_MIN = (5, 23)
 LOAD_TIMEOUT_S = 180.0
 STEP_TIMEOUT_S = 60.0
+DISK_BYTES_MAX = 1 << 28
 
 Say = Callable[[str], None]
 
@@ -59,6 +64,9 @@ class _Stage:
     cluster: EmbeddedCluster
     workers: list[Any] = field(default_factory=list)
     fabric: Fabric | None = None
+    disk: tempfile.TemporaryDirectory[str] = field(
+        default_factory=lambda: tempfile.TemporaryDirectory(prefix="kvfabric-demo-")
+    )
 
     def end(self) -> None:
         """End it in this order: who reads and writes, the fabric, the cluster."""
@@ -69,6 +77,7 @@ class _Stage:
                 self.fabric.shutdown()
         finally:
             self.cluster.close()
+            self.disk.cleanup()
 
 
 @contextlib.contextmanager
@@ -107,19 +116,21 @@ class _Cast:
     reader: Any
     loaded: Loaded
     faults: list[str]
+    node: str
+    """The writer's."""
 
 
 def _on_stage(family: str, stage: _Stage, say: Say) -> Outcome:
     say(f"loading {family} with random weights in a worker on each node")
-    for cls, node in zip((Writer, Reader), stage.cluster.node_ids, strict=True):
+    for cls, node in zip((DiskWriter, Reader), stage.cluster.node_ids, strict=True):
         name = f"demo/{cls.__name__}"
         stage.workers.append(ray_api.start_actor(cls, name, family, node=node, detached=False, concurrency=1))
     writer, reader = stage.workers
     loading = reader.load.remote()
     loaded: Loaded = _ask(writer.load.remote(), LOAD_TIMEOUT_S)
-    cast = _Cast(family, writer, reader, loaded, _ask(writer.fault_names.remote()))
+    cast = _Cast(family, writer, reader, loaded, _ask(writer.fault_names.remote()), stage.cluster.node_ids[0])
     say("starting the fabric: supervisor, directory, and on each node a holder with a NIXL agent")
-    fabric = stage.fabric = launch(_spec(cast))
+    fabric = stage.fabric = launch(_spec(cast, stage.disk.name))
     same: Loaded = _ask(loading, LOAD_TIMEOUT_S)
     if same.weights != loaded.weights:
         raise EngineError(f"the workers' weights differ: {loaded.weights} and {same.weights}")
@@ -129,11 +140,12 @@ def _on_stage(family: str, stage: _Stage, say: Say) -> Outcome:
     return outcome
 
 
-def _spec(cast: _Cast) -> FabricSpec:
+def _spec(cast: _Cast, disk: str) -> FabricSpec:
     return FabricSpec.load(
         {
             "model": cast.loaded.spec,
-            "slots": _ask(cast.writer.slots.remote(len(cast.faults))),
+            "slots": _ask(cast.writer.slots.remote(len(cast.faults) + len(DISK_FAULTS))),
+            "disk": {"path": disk, "bytes_max": DISK_BYTES_MAX, "free_floor_bytes": 0},
             "passports": _ask(cast.writer.passports.remote()),
             "transport": {"links": LINKS},
         }
@@ -154,8 +166,35 @@ def _story(cast: _Cast, fabric: Fabric, say: Say) -> Outcome:
         faults.append(met)
         _ask(writer.repair.remote(name))
         _ask(reader.confirm_repaired.remote(name, met.position))
+    faults += _on_disk(cast, fabric, say)
     link = _link(fabric.status(), runs)
     return Outcome(cast.family, NODES, cast.loaded.kinds, tuple(runs), tuple(faults), link, DECODE_TOKENS)
+
+
+def _on_disk(cast: _Cast, fabric: Fabric, say: Say) -> list[FaultRun]:
+    """What lies on A's disk: each time the same state, met in another way."""
+    writer, reader = cast.writer, cast.reader
+    holder = fabric.holder(cast.node)
+    found: list[FaultRun] = []
+    for name in DISK_FAULTS:
+        say(f"breaking one thing: {name.replace('_', ' ')}")
+        _ask(writer.store_whole.remote(name))
+        most, last = _ask(writer.swap_outs.remote(name))
+        _swap_out(holder, most)
+        if name == TORN:
+            _ask(holder.inject_disk.remote(DiskFault.TORN_WRITE, 1))
+        _swap_out(holder, last)
+        met: FaultRun = _ask(reader.meet.remote(_ask(writer.on_disk.remote(name))))
+        found.append(met)
+        _ask(writer.repair_from_disk.remote(name))
+        _ask(reader.confirm_repaired.remote(name, met.position))
+    return found
+
+
+def _swap_out(holder: Any, request: bytes) -> None:
+    done = wire.decode(_ask(holder.request.remote(request)))
+    if not isinstance(done, Done) or done.refused is not None:
+        raise EngineError(f"the fabric refused to write to disk: {done}")
 
 
 def _link(status: dict[str, Any], runs: list[Run]) -> str:

@@ -46,7 +46,15 @@ FAULTS_AT = {
 }
 """Which faults are shown, and where; a model has those of its kinds."""
 
-_WRITER_SEED, _READER_SEED = 1, 101
+NOT_RESTORED, TORN, STALE_PAGE_TABLE = "disk_not_restored", "disk_torn", "disk_page_table_stale"
+DISK_FAULTS = {
+    NOT_RESTORED: "all behind the base lies on disk; the page table points to slots that nobody filled yet",
+    TORN: "the last group's extent was torn: its write reported success and stopped in the first block",
+    STALE_PAGE_TABLE: "restored from disk, but the page table points to the slots of before, where other state lies",
+}
+"""What is shown of state on A's disk, all at FAULT_RAGGED."""
+
+_WRITER_SEED, _READER_SEED, _OTHER_SEED = 1, 101, 7
 
 
 def writer_prompt(tokens: int = RAGGED) -> list[int]:
@@ -61,6 +69,13 @@ def reader_prompt(position: int) -> list[int]:
     from ..tiny_models import prompt
 
     return writer_prompt(position) + prompt(_READER_SEED, SUFFIX_TOKENS)
+
+
+def other_prompt(tokens: int) -> list[int]:
+    """A prompt whose state has taken the slots that another's had."""
+    from ..tiny_models import prompt
+
+    return prompt(_OTHER_SEED, tokens)
 
 
 def warm_up_prompt() -> list[int]:
