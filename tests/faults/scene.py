@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from kvfabric import Fabric, Session
+from kvfabric import Fabric, LeaseRefused, Reason, Session
 from kvfabric.actors.answer import Answer
 from kvfabric.fabric.arena import PAGE_BYTES, Arena
 from kvfabric.fabric.model import ModelSpec
@@ -113,6 +113,16 @@ def read(answer: Answer, session: Session, tokens: list[int]) -> int:
     with answer.lease as lease:
         assert wrong_bytes(lease, session.model, tokens) == []
         return lease.tokens
+
+
+def cut(read_all: Callable[[], int]) -> bool:
+    """Whether a strike came before the grant. A lease that was granted and then lost its holder was struck too late."""
+    try:
+        return read_all() < RESUME
+    except LeaseRefused as refused:
+        if refused.reason is not Reason.HOLDER_LOST:
+            raise
+        return False
 
 
 def arena_of(session: Session, shard: int = 0) -> Arena:

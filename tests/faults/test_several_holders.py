@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from kvfabric.actors.answer import Answer
 
 from ..actors.stories import GROUPS, content, eventually, spec
 from .conftest import NODES
-from .scene import NEEDED, RESUME, Scene, arena_of, big_prompt, in_mid_transfer, kill
+from .scene import NEEDED, RESUME, Scene, arena_of, big_prompt, cut, in_mid_transfer, kill
 
 pytestmark = pytest.mark.faults
 
@@ -87,8 +88,9 @@ def killed_before_the_grant(scene: Scene, rank: int) -> None:
         scene.known(reader, tokens)
         victim = scene.holders(1)[rank]
         answer = in_mid_transfer(reader, tokens, kill(victim), arena_of(reader, rank))
-        struck = read(answer, reader, tokens) == 0
+        struck = cut(partial(read, answer, reader, tokens))
         if struck:
+            assert answer.lease is None
             assert answer.cause is not None
             assert answer.cause.reason is Reason.HOLDER_LOST
         scene.whole()
