@@ -220,6 +220,14 @@ def test_an_audits_mismatch_bars_the_chain_everywhere_until_it_is_stored_anew(
     again.lease.release()
 
 
+def test_a_drain_of_a_node_that_is_none_is_refused_in_one_line(
+    fabric: Fabric, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, "drain", "no-such-node")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "0 nodes of the cluster" in err
+
+
 def test_each_holder_and_the_supervisor_write_lines_of_json_beside_rays_logs(
     fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
