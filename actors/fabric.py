@@ -128,6 +128,11 @@ class Fabric:
         told = json.loads(self._ask("inquire", "leases"))
         return [{"holder": address, **lease} for address, leases in told.items() for lease in _listed(leases)]
 
+    def worth(self) -> dict[str, list[tuple[float, int]]]:
+        """What each holder's memory is worth by the eviction policy, by address: (worth a byte, bytes), most first."""
+        told = json.loads(self._ask("inquire", "worth"))
+        return {a: [(float(w), int(n)) for w, n in listed] for a, listed in told.items() if isinstance(listed, list)}
+
     def health(self) -> dict[str, dict[str, Any]]:
         """The facts about each holder that ``kvfabric doctor`` judges, by address; ``error`` where one did not answer."""
         told = json.loads(self._ask("inquire", "health"))

@@ -621,6 +621,8 @@ class Holder(Service):
                 return json.dumps(chain_told(self.core, of.removeprefix("chain:")))
             case _ if of.startswith("history:"):
                 return json.dumps(history_told(self.core, of.removeprefix("history:")))
+            case "worth":
+                return json.dumps(self.core.drain.worth_of_all())
             case "health":
                 problems = dict(self.link_problems)
                 return json.dumps(health_of(self.core, problems, None if self.disk is None else self.disk.status()))

@@ -61,7 +61,12 @@ def start_links(
                 )
             case _:
                 started = TcpLink.start(
-                    memory.arena, holder=holder, incarnation=incarnation, host=spec.tcp_host or host, secret=secret
+                    memory.arena,
+                    holder=holder,
+                    incarnation=incarnation,
+                    host=spec.tcp_host or host,
+                    secret=secret,
+                    bytes_per_s=spec.tcp_bytes_per_s,
                 )
         if isinstance(started, LinkError):
             problems[name] = f"{started.failure}: {started.detail}"

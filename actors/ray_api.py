@@ -11,7 +11,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,12 @@ def ray() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An alive node: its Ray id, its address, what it offers."""
+    """An alive node: its Ray id, its address, what it offers, its labels."""
 
     node: str
     host: str
     resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -66,7 +67,7 @@ def _connected() -> Any:
 def nodes() -> list[Node]:
     """All alive nodes of the cluster. Raises Unavailable."""
     return [
-        Node(n["NodeID"], n["NodeManagerAddress"], dict(n.get("Resources", {})))
+        Node(n["NodeID"], n["NodeManagerAddress"], dict(n.get("Resources", {})), dict(n.get("Labels") or {}))
         for n in _connected().nodes()
         if n["Alive"]
     ]
@@ -246,6 +247,34 @@ def next_count(key: str) -> int:
 def count_of(key: str) -> int:
     """A durable counter's last value; 0 before the first."""
     return int(kept(key) or 0)
+
+
+UNTOLD = frozenset({"memory", "object_store_memory"})
+"""Resources whose use says nothing of an engine."""
+USE_MIN = 0.01
+
+
+def nodes_in_use() -> set[str]:
+    """Nodes where tasks or actors hold CPUs, GPUs or other resources. Raises Unavailable."""
+    from ray._private.state import available_resources_per_node
+
+    _connected()
+    free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return {
+        n.node
+        for n in nodes()
+        for name, offered in n.resources.items()
+        if name not in UNTOLD and not name.startswith("node:")
+        if offered - float(free.get(n.node, n.resources).get(name, 0.0)) >= USE_MIN
+    }
+
+
+def request_nodes(bundle: Mapping[str, float], count: int) -> None:
+    """Ask Ray's autoscaler for room for so many bundles in all; 0 withdraws what was asked for."""
+    from ray.autoscaler.sdk import request_resources
+
+    _connected()
+    request_resources(bundles=[dict(bundle)] * count)
 
 
 def draining_nodes() -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from ..fabric.budget import slots_for
 from ..fabric.kinds import ObjectKind, SpecError, Tier
 from ..fabric.model import GroupSpec, ModelSpec, describe
 from ..fabric.passport import AbiPassport
+from ..fabric.scaling import ScaleDownConfig, ScaleUpConfig
 from ..policies.checkpoint import checkpoint_policy
 from ..policies.copies import HotCopies
 from ..policies.costs import CostGuess
@@ -88,6 +89,7 @@ class TransportSpec(BaseModel):
     network_devices: str = Field(default="", pattern=UCX_LIST)
     numa_node: NumaNode | tuple[NumaNode, ...] | None = None
     tcp_host: str | None = None
+    tcp_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     transfer_timeout_s: float = Field(default=10.0, gt=0)
 
     def numa_node_of(self, place: int) -> int | None:
@@ -280,6 +282,41 @@ class NoticeSpec(BaseModel):
         return url
 
 
+class ScaleSpec(BaseModel):
+    """How a fabric follows the work on a cluster that grows and shrinks.
+
+    ``idle_s``: a node on which no engine has run for so long is drained within ``drain_s`` and its holder ends, so
+    that the autoscaler may take it; None: holders stay. ``min_nodes`` and ``min_bytes`` of memory stay in any case.
+    ``up``: ask Ray's autoscaler for one more ``bundle`` after another, up to ``nodes_max`` nodes, while pressure
+    lasts; the signal is in the status in any case. Pressure is 1 at ``refused_per_s``, ``evicted_tokens_per_s``
+    or ``waiting`` restores, must last ``step_s`` to ask, and be below ``low`` for ``calm_s`` to withdraw.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    idle_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    drain_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    min_nodes: int = Field(default=1, ge=0)
+    min_bytes: int = Field(default=0, ge=0)
+    up: bool = False
+    bundle: dict[str, float] = Field(default_factory=lambda: {"CPU": 1.0})
+    refused_per_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    evicted_tokens_per_s: float = Field(default=10_000.0, gt=0, allow_inf_nan=False)
+    waiting: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    low: float = Field(default=0.25, ge=0, lt=1)
+    step_s: float = Field(default=15.0, gt=0, allow_inf_nan=False)
+    calm_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    nodes_max: int = Field(default=8, ge=1)
+
+    def down_config(self) -> ScaleDownConfig:
+        """The same as the core takes it; endless patience where holders stay."""
+        return ScaleDownConfig(float("inf") if self.idle_s is None else self.idle_s, self.min_nodes, self.min_bytes)
+
+    def up_config(self) -> ScaleUpConfig:
+        """The same as the core takes it."""
+        return ScaleUpConfig(**{f.name: getattr(self, f.name) for f in fields(ScaleUpConfig)})
+
+
 class FabricSpec(BaseModel):
     """One fabric. ``memory_bytes``: each holder's arena, split over the groups so that each holds the
     same prompts (``kvfabric spec size`` prints how many tokens); ``slots`` names a group's slots a shard instead.
@@ -293,10 +330,12 @@ class FabricSpec(BaseModel):
     ``node_bytes_per_s``: what a node's holders may move together in a second, restores, fetches, copies between
     tiers, writes, drains and uploads, live requests first; each holder has an even share of it. None for no limit.
     ``node_resource``: only nodes that offer this Ray resource (one of these) get a holder.
+    ``node_labels``: only nodes that bear all these Ray labels do.
     ``node_slots``: resource -> group -> slots a shard on nodes that offer it, where they differ.
     ``scrub_bytes_per_s``: how fast each holder's memory is digested, round and round, to find damage before it is
     asked for; None for never, and never under ``testing``.
     ``notices``: how a holder learns that its node goes away, so that it is drained in time.
+    ``scale``: whether holders of idle nodes end, and whether nodes are asked for under pressure.
     ``disk``: the local disk tier; without it, nothing is written anywhere.
     ``checkpoint``: which windows, tails and snapshots of a prompt are kept (``all``, ``every:N``, ``ends``, ``branches``).
     ``eviction``: who makes room (``default``, ``lru``, ``s3fifo``, or an entry point of ``kvfabric.eviction``).
@@ -323,12 +362,14 @@ class FabricSpec(BaseModel):
     node_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     directory_shards: int = Field(default=1, ge=1, le=DIRECTORY_SHARDS_MAX)
     node_resource: str | tuple[str, ...] | None = None
+    node_labels: dict[str, str] = Field(default_factory=dict)
     node_slots: dict[str, dict[str, int]] = Field(default_factory=dict)
     testing: bool = False
     passports: dict[str, PassportSpec] = Field(default_factory=dict)
     transport: TransportSpec = Field(default_factory=TransportSpec)
     disk: DiskSpec | None = None
     notices: NoticeSpec = Field(default_factory=NoticeSpec)
+    scale: ScaleSpec = Field(default_factory=ScaleSpec)
     checkpoint: str = "all"
     eviction: str = "default"
     costs: CostSpec = Field(default_factory=CostSpec)
@@ -438,8 +479,11 @@ class FabricSpec(BaseModel):
         """The shards (ranks) that the holder at ``place`` on a node owns."""
         return tuple(s for s in range(self.model.shards) if s % self.holders_per_node == place)
 
-    def takes(self, resources: Mapping[str, float]) -> bool:
-        """Whether a node that offers these Ray resources gets a holder."""
+    def takes(self, resources: Mapping[str, float], labels: Mapping[str, str] | None = None) -> bool:
+        """Whether a node that offers these Ray resources and bears these labels gets a holder."""
+        known = labels or {}
+        if any(known.get(key) != value for key, value in self.node_labels.items()):
+            return False
         wanted = (self.node_resource,) if isinstance(self.node_resource, str) else self.node_resource
         return wanted is None or any(resources.get(resource, 0) > 0 for resource in wanted)
 

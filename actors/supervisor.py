@@ -56,6 +56,7 @@ from .info import FabricInfo, check_vector
 from .log_lines import tell, write_to
 from .mesh import Mesh
 from .rehearsal import Rehearsed, door_setup
+from .scaling import Scaling
 from .shards import DirectoryShards, is_directory, shard_names
 from .spec import FabricSpec, new_secret
 
@@ -79,7 +80,7 @@ def new_estate(spec: FabricSpec) -> Estate:
     return Estate(spec.model_dump_json(), new_secret(), weights, [weights], directory_shards=spec.directory_shards)
 
 
-class Supervisor(Draining, Rehearsed):
+class Supervisor(Draining, Scaling, Rehearsed):
     """Ray actor. Documented methods, which take and return bytes, JSON or plain values: ``describe``, ``status``,
     ``ready``, ``update_weights``, ``set_bypass``, ``drain``, ``shutdown``.
     """
@@ -221,6 +222,8 @@ class Supervisor(Draining, Rehearsed):
             return
         self._nodes = {n.node: n for n in nodes}
         await self._look_for_drains()
+        if not self.spec.testing:
+            await self._scale([n for n in nodes if self.spec.takes(n.resources, n.labels)])
         self._feed(Observed(tuple(self._wanted(nodes)), frozenset(self._nodes)))
         if self.shards.due({a for a, p in self.core.processes.items() if p.life is Life.UP}):
             await self._put_shards_in_force()
@@ -229,7 +232,7 @@ class Supervisor(Draining, Rehearsed):
                 self._ask_for(address, process.member.incarnation)
 
     def _wanted(self, nodes: Iterable[ray_api.Node]) -> Iterable[Wanted]:
-        hosts = [n for n in nodes if self.spec.takes(n.resources)]
+        hosts = [n for n in nodes if self.spec.takes(n.resources, n.labels)]
         wanted: list[Wanted] = []
         if hosts:
             shards = self.shards.wanted(self.clock.now())
@@ -448,6 +451,7 @@ class Supervisor(Draining, Rehearsed):
                 "weights": self.estate.weights,
                 "bypassed": self.core.bypassed,
                 "supervisor": {"pid": os.getpid(), "incarnation": self.core.incarnation},
+                "scaling": self._scaling_status(),
                 "drains": [self._drain_summary(node) for node in self.core.drains],
                 "processes": processes,
                 "directory": [r for r in replies if is_directory(r.get("address", ""))],

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 
 from .books import Obj
 from .context import HolderContext
@@ -40,6 +41,8 @@ COPIES_WAIT_SHARE = 0.1
 """Which part of a drain's time may pass before moving begins without knowing of copies elsewhere."""
 RATE_LANDINGS = 8
 """Over how many answers to offers the rate is taken."""
+
+WORTHS_TOLD_MAX = 1 << 16
 
 IN_MEMORY = frozenset({State.SEALED, State.DEMOTING})
 
@@ -165,25 +168,30 @@ class DrainDesk:
         self._look_up()
 
     def _collect(self) -> bool:
-        """Line up what is in memory and not lined up yet, what is worth most first; whether there was anything."""
+        """Line up what is in memory and not lined up yet; whether there was anything."""
+        found = [candidate for candidate in self._candidates() if candidate.key not in self._settled]
+        self._settled.update(candidate.key for candidate in found)
+        self._queue.extend(found)
+        return bool(found)
+
+    def _candidates(self) -> list[Candidate]:
+        """What is in memory and worth anything to another, what is worth most first."""
         books = self.ctx.books
         objects = [
             obj
             for table in books.table.values()
             for obj in table.values()
             if obj.state in IN_MEMORY and obj.bad is None and not obj.first_out and obj.slot >= 0
-            if (obj.group, obj.shard, obj.digest) not in self._settled
         ]
-        if not objects:
-            return False
-        worths = books.worths(objects)
-        found = [Candidate(obj, worth) for obj, worth in zip(objects, worths, strict=True)]
+        found = [Candidate(obj, worth) for obj, worth in zip(objects, books.worths(objects), strict=True)]
         self._raise_what_they_rest_on(found)
         found.sort(key=lambda c: (-c.worth, -c.obj.last_use, c.obj.position, c.obj.group, c.obj.shard))
-        for candidate in found:
-            self._settled.add(candidate.key)
-        self._queue.extend(found)
-        return True
+        return found
+
+    def worth_of_all(self) -> list[tuple[float, int]]:
+        """What a drain would find now, what is worth most first: worth a byte, and bytes of equal worth."""
+        runs = groupby(self._candidates(), key=lambda candidate: candidate.worth)
+        return [(worth, sum(c.obj.length for c in run)) for worth, run in runs][:WORTHS_TOLD_MAX]
 
     def _raise_what_they_rest_on(self, found: list[Candidate]) -> None:
         """What another rests on is worth as much: without it, nobody reaches that one."""

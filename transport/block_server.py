@@ -23,6 +23,7 @@ from enum import IntEnum
 import numpy as np
 
 from ..fabric.arena import Arena
+from .budget import Budget
 from .challenge import ANSWER_BYTES, HANDSHAKE_TIMEOUT_S, ChallengeFailed, ServerChallenge, check_secret
 from .endpoints import tune_tcp
 
@@ -56,9 +57,14 @@ class Answer(IntEnum):
 
 
 class BlockServer:
-    """Serves ``arena`` on ``host`` and ``port`` (0: a free one) until closed. Raises OSError, SpecError."""
+    """Serves ``arena`` on ``host`` and ``port`` (0: a free one) until closed. Raises OSError, SpecError.
 
-    def __init__(self, arena: Arena, incarnation: int, host: str, port: int, secret: bytes) -> None:
+    ``bytes_per_s``: what all its connections may send together, so that transfers leave room on the wire; None: no limit.
+    """
+
+    def __init__(
+        self, arena: Arena, incarnation: int, host: str, port: int, secret: bytes, *, bytes_per_s: float | None = None
+    ) -> None:
         self._arena = arena
         self._incarnation = incarnation
         self._secret = check_secret(secret)
@@ -68,6 +74,8 @@ class BlockServer:
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._closing = False
+        self._budget = Budget(bytes_per_s)
+        self._ended = threading.Event()
         self.refused = 0
         self._thread = threading.Thread(target=self._accept, name="kvfabric-block-server", daemon=True)
         self._thread.start()
@@ -151,6 +159,8 @@ class BlockServer:
                 return self._refuse(sock)
             if length:
                 vectors.append(payload[:length].data)
+        if not self._budget.take(total, self._ended):
+            return False
         send_vectors(sock, vectors)
         return True
 
@@ -163,6 +173,7 @@ class BlockServer:
         """Stop listening and end every connection. Idempotent."""
         with self._lock:
             self._closing = True
+            self._ended.set()
             connections = list(self._connections.items())
             for sock in (self._listener, *(sock for sock, _ in connections)):
                 with contextlib.suppress(OSError):

@@ -61,12 +61,23 @@ class TcpLink:
 
     @classmethod
     def start(
-        cls, arena: Arena, *, holder: str, incarnation: int, host: str, secret: bytes, port: int = 0
+        cls,
+        arena: Arena,
+        *,
+        holder: str,
+        incarnation: int,
+        host: str,
+        secret: bytes,
+        port: int = 0,
+        bytes_per_s: float | None = None,
     ) -> TcpLink | LinkError:
-        """Serve the arena on ``host`` (the address peers reach us by) and a free port. Raises SpecError for the secret."""
+        """Serve the arena on ``host`` (the address peers reach us by) and a free port. Raises SpecError for the secret.
+
+        ``bytes_per_s``: what is sent to all peers together; None: no limit.
+        """
         check_secret(secret)
         try:
-            server = BlockServer(arena, incarnation, host, port, secret)
+            server = BlockServer(arena, incarnation, host, port, secret, bytes_per_s=bytes_per_s)
         except OSError as error:
             return LinkError(LinkFailure.UNAVAILABLE, f"no block server on {host}:{port}: {error}")
         address = {"host": host, "port": server.port}

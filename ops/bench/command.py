@@ -76,7 +76,7 @@ def tiers(
 
 
 def operations(json: Annotated[bool, JSON] = False) -> None:
-    """Running it: a node that joins."""
+    """Running it: a node that joins, one that is drained against one that is killed."""
     from .operations import run
 
     raise typer.Exit(show(run(), json=json))

@@ -22,10 +22,10 @@ from typing import Any
 from ...fabric import wire
 from ...fabric.arena import ArenaLayout
 from ...fabric.kinds import FabricError
+from ..budget import Budget
 from ..frames import FRAME_BYTES_MAX, FrameDecoder, FrameStatus, encode
 from ..memfd import map_read_write
 from .blocks import Cancelled
-from .budget import Budget
 from .faults import DiskFault, DiskFaults
 from .protocol import Cancel, Delete, Inject, Read, Settled, Setup, Upload, Write
 from .remote import RemoteTier
