@@ -290,6 +290,7 @@ class ScaleSpec(BaseModel):
     ``up``: ask Ray's autoscaler for one more ``bundle`` after another, up to ``nodes_max`` nodes, while pressure
     lasts; the signal is in the status in any case. Pressure is 1 at ``refused_per_s``, ``evicted_tokens_per_s``
     or ``waiting`` restores, must last ``step_s`` to ask, and be below ``low`` for ``calm_s`` to withdraw.
+    ``warm_bytes``: what a holder that joins is offered of what is worth most elsewhere, within ``warm_s``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -307,6 +308,8 @@ class ScaleSpec(BaseModel):
     step_s: float = Field(default=15.0, gt=0, allow_inf_nan=False)
     calm_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
     nodes_max: int = Field(default=8, ge=1)
+    warm_bytes: int = Field(default=0, ge=0)
+    warm_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
 
     def down_config(self) -> ScaleDownConfig:
         """The same as the core takes it; endless patience where holders stay."""

@@ -95,7 +95,11 @@ class Supervisor(Draining, Scaling, Rehearsed):
         testing = self.spec.testing
         self.clock = Clock(0.0 if testing else None)
         # On a clock that stands still no time to settle or to back off would ever be over.
-        config = SupervisorConfig(self.spec.grant_s, **({"settled_s": 0.0, "backoff_s": 0.0} if testing else {}))
+        config = SupervisorConfig(
+            self.spec.grant_s, warm_bytes=self.spec.scale.warm_bytes, warm_s=self.spec.scale.warm_s
+        )
+        if testing:
+            config = replace(config, settled_s=0.0, backoff_s=0.0)
         self.core = SupervisorCore(config, self.clock.now(), inherited=left is not None)
         self.core.bypassed = self.estate.bypassed
         self._weights_in_force()

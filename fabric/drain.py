@@ -169,12 +169,12 @@ class DrainDesk:
 
     def _collect(self) -> bool:
         """Line up what is in memory and not lined up yet; whether there was anything."""
-        found = [candidate for candidate in self._candidates() if candidate.key not in self._settled]
+        found = [candidate for candidate in self.candidates() if candidate.key not in self._settled]
         self._settled.update(candidate.key for candidate in found)
         self._queue.extend(found)
         return bool(found)
 
-    def _candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
         """What is in memory and worth anything to another, what is worth most first."""
         books = self.ctx.books
         objects = [
@@ -190,7 +190,7 @@ class DrainDesk:
 
     def worth_of_all(self) -> list[tuple[float, int]]:
         """What a drain would find now, what is worth most first: worth a byte, and bytes of equal worth."""
-        runs = groupby(self._candidates(), key=lambda candidate: candidate.worth)
+        runs = groupby(self.candidates(), key=lambda candidate: candidate.worth)
         return [(worth, sum(c.obj.length for c in run)) for worth, run in runs][:WORTHS_TOLD_MAX]
 
     def _raise_what_they_rest_on(self, found: list[Candidate]) -> None:

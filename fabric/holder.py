@@ -96,6 +96,7 @@ from .messages import (
     SwapIn,
     SwapOut,
     Taken,
+    Warm,
 )
 from .model import ModelSpec
 from .offers import Planning
@@ -110,6 +111,7 @@ from .scrub import Scrubber
 from .series import Sample
 from .stores import StoreDesk
 from .tally import Unreused
+from .warming import WarmDesk
 from .writing import DiskAdmission
 
 
@@ -147,6 +149,7 @@ class HolderCore:
         self.purges = PurgeDesk(self.ctx, self.disk, self.stores, self.leader.release)
         self.drain = DrainDesk(self.ctx)
         self.drain.release = self.leader.release
+        self.warming = WarmDesk(self.ctx, self.drain)
         self.drain.writing = lambda: bool(self.stores.attempts)
         self.sampler = Sampler(self.ctx, self.disk)
         self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes, config.holder)
@@ -193,7 +196,8 @@ class HolderCore:
             PinEnded: self._pin_ended,
             Offer: self.intake.offered,
             Audited: self.purges.audited,
-            Taken: self.drain.taken,
+            Taken: self._taken,
+            Warm: lambda _, m: self.warming.asked(m),
             Drain: lambda _, m: self.drain.asked(m),
             CopiesFound: lambda _, m: self.drain.copies_found(m),
             Found: self.leader.found,
@@ -355,6 +359,10 @@ class HolderCore:
     def _pin_reply(self, peer: str, message: PinReply) -> None:
         if not self.leader.pin_reply(peer, message) and not self.intake.pin_reply(peer, message):
             self.parts.pin_reply(peer, message)
+
+    def _taken(self, peer: str, message: Taken) -> None:
+        if not self.warming.taken(peer, message):
+            self.drain.taken(peer, message)
 
     def _pin_ended(self, peer: str, message: PinEnded) -> None:
         if not self.intake.pin_ended(peer, message):

@@ -35,6 +35,7 @@ from .messages import (
     SetMode,
     SetWeights,
     ShardMap,
+    Warm,
 )
 
 SUPERVISOR = "supervisor"
@@ -55,6 +56,9 @@ class SupervisorConfig:
     settled_s: float = 10.0
     backoff_s: float = 1.0
     backoff_s_max: float = 30.0
+    warm_bytes: int = 0
+    warm_s: float = 30.0
+    """What a holder that joins is offered of what is worth most elsewhere, and for how long; 0 bytes: nothing."""
 
 
 class Life(StrEnum):
@@ -326,6 +330,8 @@ class SupervisorCore:
             self._effects.append(Send(member.address, self.shard_map))
         if member.node in self.drains:
             self._ask_to_drain(self.drains[member.node], now)
+        elif self.config.warm_bytes and known is not None and known.life is Life.STARTING and member.shards:
+            self._warm(member)
 
     def _exited(self, event: Exited, now: float) -> None:
         process = self.processes.get(event.address)
@@ -436,6 +442,18 @@ class SupervisorCore:
         members = [process.member for process in self.processes.values() if process.member is not None]
         return [Send(member.address, self._set_mode(member.node)) for member in members]
 
+    def _warm(self, member: Member) -> None:
+        """Have the fullest holder of the newcomer's shards offer it what is worth most."""
+        donors = [
+            (p.load.used_bytes, a)
+            for a, p in self.processes.items()
+            if p.life is Life.UP and p.load is not None and p.load.used_bytes and p.member is not None
+            if set(p.member.shards) & set(member.shards) and p.member.node not in (member.node, *self.drains)
+        ]
+        if donors:
+            warm = Warm(member.address, member.shards, self.config.warm_bytes, self.config.warm_s)
+            self._effects.append(Send(max(donors)[1], warm))
+
     # --- drains --------------------------------------------------------------------------------
 
     def _drain(self, event: DrainNode, now: float) -> None:
@@ -521,4 +539,4 @@ class SupervisorCore:
 
 def is_supervisor_message(message: Any) -> bool:
     """Whether a record is one that only the supervisor may send."""
-    return isinstance(message, Purge | GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain)
+    return isinstance(message, Purge | GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain | Warm)

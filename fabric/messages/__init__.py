@@ -50,6 +50,7 @@ from .drains import (
     Offer,
     Offered,
     Taken,
+    Warm,
 )
 from .leases import (
     Acquire,
@@ -196,5 +197,6 @@ __all__ = [
     "SwapOut",
     "Taken",
     "Told",
+    "Warm",
     "WriteSlots",
 ]

@@ -113,3 +113,14 @@ class Taken:
     landed: Bits
     had: Bits
     no_room: Bits
+
+
+@record(49, since=2)
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """``holder``, of these shards, has just joined: offer it what is worth most, so many bytes within so many seconds."""
+
+    holder: str
+    shards: tuple[int, ...]
+    bytes_max: int
+    within_s: float

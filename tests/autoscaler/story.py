@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,13 +173,13 @@ def story(address: str) -> dict[str, Any]:
     import kvfabric
     from kvfabric.actors import ray_api
 
-    ray.init(address=address, namespace=ray_api.NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=address, namespace=ray_api.NAMESPACE, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     told: dict[str, Any] = {}
     with kvfabric.launch(SPEC, name="scaled") as fabric:
         alone = {n.node for n in ray_api.nodes()}
         asked_s = time.monotonic()
-        engine = ray.remote(Engine).options(num_cpus=1).remote()
+        engine: Any = ray.remote(Engine).options(num_cpus=1).remote()
         served = engine.serve.remote(TOKENS)
         node = until("a node comes", lambda: {n.node for n in ray_api.nodes()} - alone).pop()
         alive_s = time.monotonic()
@@ -208,4 +209,8 @@ def story(address: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with cluster(int(sys.argv[1])) as at:
-        sys.stdout.write(json.dumps(story(at)) + "\n")
+        try:
+            sys.stdout.write(json.dumps(story(at)) + "\n")
+        except BaseException:
+            traceback.print_exc()  # at once: Ray ends this process where it finds its cluster gone
+            raise

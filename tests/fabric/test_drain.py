@@ -11,7 +11,7 @@ from kvfabric.fabric.effects import Received, StartTransfer, TransferDone
 from kvfabric.fabric.invariants import check
 from kvfabric.fabric.kinds import Reason, Status
 from kvfabric.fabric.leases import read_refusal
-from kvfabric.fabric.messages import Drain, Drained, DrainTarget, GrantUntil, Release, SetMode, Taken
+from kvfabric.fabric.messages import Drain, Drained, DrainTarget, GrantUntil, Release, SetMode, Taken, Warm
 from kvfabric.fabric.model import ModelSpec
 
 from .many_holders import Holders
@@ -268,3 +268,21 @@ def test_a_drained_holder_takes_no_offer_and_a_mode_alone_moves_nothing() -> Non
     assert told is not None
     assert (told.moved.objects, told.dropped.objects) == (0, 2 * BLOCKS)
     assert report(holders, "b") is None
+
+
+def test_a_newcomer_is_offered_what_is_worth_most_within_its_bytes_and_nothing_is_lost_for_it() -> None:
+    holders = bed()
+    for number in range(4):
+        holders.store("a", chain(number))
+    for _ in range(3):
+        grant = holders.granted("a", chain(2))
+        holders.ask("a", Release(holders.name(), grant.lease, None))
+    bytes_max = 2 * BLOCKS * BLOCK_BYTES
+    holders.feed("a", Received("supervisor", Warm("b", (0,), bytes_max, 10.0)))
+    assert [held(holders, "b", chain(n)) for n in range(4)] == [0, 0, 2 * BLOCKS, 0]
+    assert [held(holders, "a", chain(n)) for n in range(4)] == [2 * BLOCKS] * 4
+    answer = holders.acquire("a", chain(2))
+    assert answer is not None
+    assert answer.status is Status.FULL_HIT, "it goes on serving"
+    holders.pass_time(60.0)
+    assert holders.cores["a"].warming.open == {}

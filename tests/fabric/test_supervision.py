@@ -8,10 +8,26 @@ from kvfabric.fabric.arena import ArenaLayout, PoolLayout, heap_arena
 from kvfabric.fabric.context import HolderConfig
 from kvfabric.fabric.effects import Received, Send
 from kvfabric.fabric.holder import HolderCore
-from kvfabric.fabric.messages import GrantSeen, GrantUntil, HolderGone, Member, ShardMap
+from kvfabric.fabric.messages import (
+    Drain,
+    Drained,
+    DrainTally,
+    DrainTarget,
+    GrantSeen,
+    GrantUntil,
+    HolderGone,
+    Load,
+    Member,
+    Members,
+    SetMode,
+    ShardMap,
+    Warm,
+)
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.supervisor import (
     Answered,
+    Confirmed,
+    DrainNode,
     Exited,
     Life,
     Observed,
@@ -195,3 +211,146 @@ def test_who_does_not_know_the_shard_map_in_force_is_told_it_again() -> None:
     assert answered(7) == []
     core.handle(Exited(HOLDER.address, 1, proven=True), 21.0)
     assert ShardMap in kinds(core.handle(Started(member(2), 700.0), 40.0)), "and whoever starts later"
+
+
+# --- drains ----------------------------------------------------------------------------------------
+
+OTHER = Wanted("holder:b:0", "b", (0,))
+BOTH = Observed((HOLDER, OTHER), frozenset({"a", "b"}))
+
+
+def two_up() -> SupervisorCore:
+    core = supervisor()
+    core.incarnation = 7
+    core.handle(BOTH, 0.0)
+    for want in (HOLDER, OTHER):
+        there = Member(want.address, 1, want.node, "host", "unix:@a", "tcp:a:1", want.shards)
+        core.handle(Started(there, 0.0), 1.0)
+    return core
+
+
+def sent(effects: list[SupervisorEffect], kind: type) -> dict[str, object]:
+    return {e.to: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
+
+
+def drained(core: SupervisorCore, moved: int = 3) -> Drained:
+    number = core.drains["a"].number
+    return Drained(number, 1, DrainTally(moved, 30, 1.5), DrainTally(), DrainTally(2, 20, 0.5), 1, 4.0)
+
+
+def test_a_node_that_drains_is_told_once_a_second_where_to_move_to_until_it_reports() -> None:
+    core = two_up()
+    begun = core.handle(DrainNode("a", 20.0, "asked"), 10.0)
+    target = DrainTarget(OTHER.address, "b", (0,))
+    number = core.drains["a"].number
+    assert sent(begun, Drain) == {HOLDER.address: Drain(number, 20.0, (target,), (HOLDER.address,))}
+    modes = sent(begun, SetMode)
+    assert {a: m.draining for a, m in modes.items()} == {HOLDER.address: True, OTHER.address: False}  # type: ignore[attr-defined]
+    again = sent(core.handle(Tick(), 15.0), Drain)
+    assert again == {HOLDER.address: Drain(number, 15.0, (target,), (HOLDER.address,))}
+    core.handle(Received(HOLDER.address, drained(core)), 16.0)
+    assert core.drains["a"].over
+    assert core.drain_sum("a") == {
+        "moved": DrainTally(3, 30, 1.5),
+        "elsewhere": DrainTally(),
+        "dropped": DrainTally(2, 20, 0.5),
+    }
+    assert sent(core.handle(Tick(), 20.0), Drain) == {}
+
+
+def test_an_earlier_deadline_counts_and_a_later_one_does_not() -> None:
+    core = two_up()
+    core.handle(DrainNode("a", 20.0, "asked"), 10.0)
+    first = core.drains["a"].number
+    assert core.handle(DrainNode("a", 60.0, "ray"), 11.0) == []
+    assert (core.drains["a"].number, core.drains["a"].deadline_s) == (first, 30.0)
+    sooner = sent(core.handle(DrainNode("a", 5.0, "spot"), 12.0), Drain)
+    assert sooner[HOLDER.address].within_s == 5.0  # type: ignore[attr-defined]
+    assert core.drains["a"].number > first
+
+
+def test_a_holder_that_hears_of_its_nodes_end_has_the_whole_node_drained() -> None:
+    core = two_up()
+    core.handle(Received(HOLDER.address, GrantSeen(1, 5.0, leaves_in_s=25.0, notice="spot")), 10.0)
+    assert (core.drains["a"].why, core.drains["a"].deadline_s) == ("spot", 35.0)
+
+
+def test_a_node_to_be_retired_keeps_its_holder_until_it_reported_and_gets_none_until_an_engine_runs() -> None:
+    core = two_up()
+    core.handle(DrainNode("a", 20.0, "idle", retire=True), 10.0)
+    assert Stop(HOLDER.address, 1) not in core.handle(BOTH, 11.0)
+    assert core.engage("a") == [], "a drain that began is not taken back"
+    core.handle(Received(HOLDER.address, drained(core)), 12.0)
+    assert Stop(HOLDER.address, 1) in core.handle(BOTH, 13.0)
+    assert core.wanted == {OTHER.address}
+    assert not any(isinstance(e, Start) for e in core.handle(BOTH, 30.0))
+    core.engage("a")
+    assert Start(HOLDER) in core.handle(BOTH, 31.0)
+
+
+def test_a_holder_that_dies_on_a_node_that_drains_is_not_started_again_and_the_drain_is_over() -> None:
+    core = two_up()
+    core.handle(DrainNode("a", 20.0, "ray"), 10.0)
+    core.handle(Exited(HOLDER.address, 1, proven=True), 12.0)
+    assert not any(isinstance(e, Start) for e in core.handle(BOTH, 30.0))
+    core.handle(Tick(), 31.0)
+    assert core.drains["a"].over
+    core.handle(Observed((OTHER,), frozenset({"b"})), 40.0)
+    assert core.drains == {}, "the node is gone; one of that name begins anew"
+
+
+def test_a_directory_shard_whose_place_is_another_now_is_moved() -> None:
+    shard, moved = Wanted("directory:0", "a"), Wanted("directory:0", "b")
+    core = supervisor()
+    core.handle(Observed((shard,), frozenset("ab")), 0.0)
+    core.handle(Started(Member("directory:0", 4, "a", "host", "unix:@a", "tcp:a:1", ()), 0.0), 1.0)
+    effects = core.handle(Observed((moved,), frozenset("ab")), 2.0)
+    assert effects.index(Stop("directory:0", 4)) < effects.index(Start(moved))
+
+
+# --- one supervisor after another ------------------------------------------------------------------
+
+
+def test_a_right_ends_before_a_supervisor_that_is_not_known_here_could_replace_anyone() -> None:
+    core = two_up()
+    core.handle(Confirmed(100.0), 100.1)
+    assert sent(core.handle(Tick(), 102.0), GrantUntil)[HOLDER.address].seconds == pytest.approx(8.0)  # type: ignore[attr-defined]
+    assert sent(core.handle(Tick(), 109.0), GrantUntil)[HOLDER.address].seconds == pytest.approx(1.0)  # type: ignore[attr-defined]
+    assert sent(core.handle(Tick(), 110.5), GrantUntil) == {}
+    core.handle(Confirmed(110.6), 110.7)
+    assert HOLDER.address in sent(core.handle(Tick(), 112.0), GrantUntil)
+
+
+def test_what_a_later_supervisor_tells_is_numbered_above_all_that_an_earlier_one_told() -> None:
+    earlier, later = two_up(), two_up()
+    for t in range(100):
+        earlier.handle(Exited(HOLDER.address, t, proven=True), 20.0)
+    later.incarnation = earlier.incarnation + 1
+    assert later.members().number > earlier.members().number
+    assert isinstance(later.members(), Members)
+
+
+def test_a_holder_takes_no_right_from_an_earlier_supervisor() -> None:
+    arena = heap_arena(ArenaLayout([PoolLayout(0, 0, 2, 4096)]), 3)
+    core = HolderCore(HolderConfig("holder:a:0", "a"), MODEL, arena, 3, bytes(16))
+    core.start(0.0)
+    core.handle(Received("supervisor", GrantUntil(3, 10.0, None, 2)), 100.0)
+    core.handle(Received("supervisor", GrantUntil(3, 50.0, None, 1)), 101.0)
+    core.ctx.now = 112.0
+    assert not core.ctx.may_grant
+    core.handle(Received("supervisor", GrantUntil(3, 10.0, None, 2)), 112.0)
+    assert core.ctx.may_grant
+
+
+def test_a_holder_that_joins_is_warmed_by_the_fullest_that_stays_and_only_where_it_is_asked_for() -> None:
+    for warm_bytes, asked in ((0, []), (1 << 20, [OTHER.address])):
+        core = two_up()
+        core.config = SupervisorConfig(warm_bytes=warm_bytes, warm_s=9.0)
+        for address, used in ((HOLDER.address, 10), (OTHER.address, 20)):
+            core.handle(Received(address, GrantSeen(1, 1.0, load=Load(0, 0, 0, 0, used))), 2.0)
+        third = Wanted("holder:c:0", "c", (0,))
+        core.handle(Observed((HOLDER, OTHER, third), frozenset("abc")), 3.0)
+        there = Member(third.address, 1, "c", "host", "unix:@c", "tcp:c:1", (0,))
+        told = sent(core.handle(Started(there, 0.0), 4.0), Warm)
+        assert list(told) == asked
+        assert set(told.values()) <= {Warm(third.address, (0,), warm_bytes, 9.0)}
