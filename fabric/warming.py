@@ -65,7 +65,11 @@ class WarmDesk:
         self.open[op] = warming
         offered = tuple(Offered(entry_of(c.obj), c.worth, c.obj.base, c.obj.home) for c in taken)
         ctx.send(warming.target, Offer(op, ctx.incarnation, warming.until_s - ctx.now, offered))
-        ctx.wake_at(warming.until_s, lambda: self.open.pop(op, None))
+        ctx.wake_at(warming.until_s, lambda: self._over(op))
+
+    def _over(self, op: str) -> None:
+        """Its time is over, answered or not."""
+        self.open.pop(op, None)
 
     def taken(self, peer: str, message: Taken) -> bool:
         """On to the next offer, unless there was no room for this one; False if it is none of this desk's."""
