@@ -157,7 +157,7 @@ class Holder(Service):
         numa_node = spec.transport.numa_node_of(place_of(self.address))
         if numa_node is not None:
             stay_on(numa_node, self.memory)
-        self.gpu = take_gpu(layout, self.address)
+        self.gpu = take_gpu(layout, self.fabric, self.address)
         self.payloads = payloads_of(self.memory.arena, self.gpu)
         self._for_readers, self._for_writers = self.memory.read_only_fd(), self.memory.read_write_fd()
         config = HolderConfig(
