@@ -51,7 +51,8 @@ class Faults:
         world = self.world
         if world.calm or world.failure is not None:
             return
-        fault, _ = self.rng.choices(FAULTS, [weight for _, weight in FAULTS])[0]
+        weights = [weight if world.drains or fault is not Faults.drain_node else 0 for fault, weight in FAULTS]
+        fault, _ = self.rng.choices(FAULTS, weights)[0]
         world.trace.note(world.queue.now, "fault", fault.__name__)
         if fault(self):
             world.steps += 1

@@ -157,6 +157,8 @@ class World:
         self.zombies: list[Life] = []
         self.incarnations: Counter[str] = Counter()
         self.cut: set[frozenset[str]] = set()
+        self.drains = seed % 3 == 2
+        """Whether nodes are drained and go: where they do, little else lasts for long."""
         self.away: set[str] = set()
         """Nodes that are not there now."""
         self.weights = [weights_name(1)]

@@ -160,7 +160,7 @@ class Engine:
 
         with kvfabric.connect("scaled") as session:
             blocks = {i: np.full(4096, i + 1, np.uint8) for i in range(len(tokens) // 16)}
-            assert session.publish(tokens, {"kv": blocks}).ok
+            until("its holder takes a prompt", lambda: session.publish(tokens, {"kv": blocks}).ok)
             answer = session.acquire(tokens)
             assert answer.lease is not None
             with answer.lease:
