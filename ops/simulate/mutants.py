@@ -56,7 +56,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("replay_for_graphs", "a captured graph is granted a replay", rules.replay_for_graphs),
     Mutant("floors_only_planned", "a limit keeps nothing for another kind", steps.floors_only_planned),
     Mutant("quota_at_start", "a tenant's leases are not counted at the grant", steps.quota_at_start),
-    Mutant("drain_version_reread", "what a drain moves is not looked at again at its source", steps.drain_version),
     Mutant("drain_digest", "what a drain moved is not digested", steps.drain_digest),
     Mutant("retired_weights", "a reader does not look at the weights in force", steps.retired_weights),
 )

@@ -95,11 +95,6 @@ def digest(patches: Patches) -> None:
     patches.put(PartDesk, "landed_whole", landed)
 
 
-def drain_version(patches: Patches) -> None:
-    """The source of an offer is not asked again."""
-    patches.put(IntakeDesk, "unchanged_at_source", lambda *_: True)
-
-
 def drain_digest(patches: Patches) -> None:
     """An offer's transfer that reports no fault brought the right bytes."""
 

@@ -157,8 +157,6 @@ class World:
         self.zombies: list[Life] = []
         self.incarnations: Counter[str] = Counter()
         self.cut: set[frozenset[str]] = set()
-        self.drains = seed % 3 == 2
-        """Whether nodes are drained and go: where they do, little else lasts for long."""
         self.away: set[str] = set()
         """Nodes that are not there now."""
         self.weights = [weights_name(1)]
@@ -254,6 +252,11 @@ class World:
     def restores(self) -> int:
         """Objects that came back from a disk so far."""
         return self.counts["restored"]
+
+    @property
+    def drains(self) -> bool:
+        """Whether nodes are drained and go: where they do, little else lasts for long."""
+        return self.seed % 3 == 2
 
     def local(self, node: str) -> float:
         """A node's monotonic clock."""

@@ -286,3 +286,18 @@ def test_a_newcomer_is_offered_what_is_worth_most_within_its_bytes_and_nothing_i
     assert answer.status is Status.FULL_HIT, "it goes on serving"
     holders.pass_time(60.0)
     assert holders.cores["a"].warming.open == {}
+
+
+@pytest.mark.parametrize(("pin_ttl_s", "moved"), [(1.0, 0), (60.0, 2 * BLOCKS)])
+def test_what_was_not_pinned_at_its_source_until_the_last_byte_was_read_is_not_kept(
+    pin_ttl_s: float, moved: int
+) -> None:
+    holders = SlowLink(MODEL, dict.fromkeys("ab", (0,)), slots=64, pin_ttl_s=pin_ttl_s)
+    holders.bytes_per_s = 2 * BLOCKS * BLOCK_BYTES / 3.0
+    holders.store("a", chain(0))
+    drain(holders, "a", "b", within_s=30.0)
+    holders.pass_time(40.0)
+    told = report(holders, "a")
+    assert told is not None
+    assert told.moved.objects == held(holders, "b", chain(0)) == moved
+    assert check(holders.cores["b"]) == []
