@@ -539,4 +539,6 @@ class SupervisorCore:
 
 def is_supervisor_message(message: Any) -> bool:
     """Whether a record is one that only the supervisor may send."""
-    return isinstance(message, Purge | GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain | Warm)
+    return isinstance(
+        message, Purge | GrantUntil | SetWeights | SetMode | ShardMap | HolderGone | Members | Drain | Warm
+    )
