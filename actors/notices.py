@@ -46,6 +46,7 @@ class Notices:
     def listen_for_sigterm(self) -> None:
         """Take the first SIGTERM as a notice and live on; the second ends the process. Main thread only, else nothing is heard."""
         if threading.current_thread() is not threading.main_thread():
+            logger.warning("SIGTERM is no notice here: this is not the main thread")
             return
         before = signal.getsignal(signal.SIGTERM)
 
