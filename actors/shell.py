@@ -13,18 +13,24 @@ from typing import Any
 
 def shell_of(cls: type) -> type:
     """A class of the same name and public methods that makes a ``cls`` and passes every call on to it."""
+    inside: Any = cls
 
-    def __init__(self: Any, *args: Any) -> None:  # noqa: N807 - it becomes the shell's
-        self._inside = cls(*args)
+    def __new__(shell: Any, *_: Any) -> Any:  # noqa: N807 - it becomes the shell's
+        self: Any = object.__new__(shell)
+        # Ray makes an actor on its process's main thread and begins it on another: so is what lies inside.
+        self._inside = inside.__new__(inside)
+        return self
+
+    def __init__(self: Any, *args: Any) -> None:  # noqa: N807 - as above
+        self._inside.__init__(*args)
 
     methods: dict[str, Any] = {
         name: _passing(name, method)
         for name, method in inspect.getmembers(cls, inspect.isfunction)
         if not name.startswith("_")
     }
-    return type(
-        cls.__name__, (), {**methods, "__init__": __init__, "__doc__": cls.__doc__, "__module__": cls.__module__}
-    )
+    made = {"__new__": __new__, "__init__": __init__, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    return type(cls.__name__, (), {**methods, **made})
 
 
 def _passing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,7 +105,6 @@ def test_a_fabric_launched_anew_where_its_supervisor_was_ended_for_good_goes_on_
         assert {h["pid"] for h in holders(small)} == pids, "and who had it before finds it again"
 
 
-@pytest.mark.long  # on a busy machine Ray's own handler was met once in its place
 def test_a_holder_that_gets_sigterm_has_its_node_drained(small: Fabric) -> None:
     leaving = holders(small)[1]
     os.kill(leaving["pid"], signal.SIGTERM)
