@@ -152,7 +152,9 @@ def named_actors(prefix: str, *, but: str = "") -> dict[str, Any]:
 def comes_back_to() -> Any | None:
     """This actor's own handle where Ray started it anew after its death; None in its first life."""
     context = _connected().get_runtime_context()
-    return context.current_actor if context.was_current_actor_reconstructed else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray asks itself by a name that it has deprecated, and says so to the user
+        return context.current_actor if context.was_current_actor_reconstructed else None
 
 
 def names_ending(suffix: str) -> list[str]:

@@ -77,7 +77,7 @@ def test_no_verb_is_only_blocking() -> None:
 
     # Makes a record and asks nobody.
     assert verbs(Session) - verbs(AsyncSession) == {"request"}
-    at_once = {"probe_nowait"}
+    at_once = {"probe_nowait", "audit_due"}
     assert all(inspect.iscoroutinefunction(getattr(AsyncSession, name)) for name in verbs(AsyncSession) - at_once)
 
 

@@ -33,7 +33,7 @@ def test_each_holder_tells_its_series_and_the_report_adds_them_up(
     assert after.effective_hit_tokens - before.effective_hit_tokens == 3 * 64
     assert sum(after.lease_life) - sum(before.lease_life) == 3
     assert sum(size for tiers in after.occupancy_bytes.values() for size in tiers.values()) > 0
-    assert after.at_s == max(samples[-1].at_s for samples in told.values())
+    assert after.at_s >= max(samples[-1].at_s for samples in told.values())
     series.save(tmp_path / "series.json")
     assert Series.load(tmp_path / "series.json") == series
     assert "Fabric default" in page(series)
