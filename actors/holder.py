@@ -201,8 +201,8 @@ class Holder(Service):
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
         self._tasks: set[asyncio.Task[Any]] = set()
         """Work in flight: while there is any, this process is not at rest."""
-        self._exporting: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._lasting: list[asyncio.Task[None]] = []
+        """What goes on as long as this process lives; it is no work in flight."""
         self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
         self._closing = False
         self.notices.spec = spec.notices
@@ -225,16 +225,16 @@ class Holder(Service):
             )
         )
         await self.listen(self.shards)
-        self._watching = asyncio.get_running_loop().create_task(self.notices.watch())
+        self._last(self.notices.watch())
         self._carry_out(self.core.start(self.clock.now()))
         self._feed(DiskState(Reason.DISK_UNAVAILABLE))
         if self.disk is not None:
             await self.disk.start(OPEN_WAIT_S)
         write_to(ray_api.logs_folder(), f"{self.fabric}-{self.address}-{self.incarnation}")
-        self._spawn(self._write_log())
+        self._last(self._write_log())
         if self.spec.metrics_every_s:
             self.metrics = MetricsExport(self.fabric, self.address)
-            self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
+            self._last(self._export_metrics())
         return await self.birth()
 
     async def _write_log(self) -> None:
@@ -273,7 +273,7 @@ class Holder(Service):
         self._closing = True
         self._alarm.stop()
         await super().close()
-        for task in (*self._tasks, *(t for t in (self._exporting, self._watching) if t is not None)):
+        for task in (*self._tasks, *self._lasting):
             task.cancel()
         for link in self.links.values():
             await self._in_thread(link.close)
@@ -368,6 +368,9 @@ class Holder(Service):
 
     def _later(self, event: Event) -> None:
         asyncio.get_running_loop().call_soon(self._feed, event)
+
+    def _last(self, work: Coroutine[Any, Any, None]) -> None:
+        self._lasting.append(asyncio.get_running_loop().create_task(work))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
