@@ -17,8 +17,9 @@ def shell_of(cls: type) -> type:
 
     def __new__(shell: Any, *_: Any) -> Any:  # noqa: N807 - it becomes the shell's
         self: Any = object.__new__(shell)
-        # Ray makes an actor on its process's main thread and begins it on another: so is what lies inside.
-        self._inside = inside.__new__(inside)
+        # Ray makes an actor on its process's main thread and begins it on another: so is what lies inside. Whoever
+        # starts the actor makes a description of its class, which derives from it and has `remote`: nothing lies in that.
+        self._inside = None if hasattr(shell, "remote") else inside.__new__(inside)
         return self
 
     def __init__(self: Any, *args: Any) -> None:  # noqa: N807 - as above
