@@ -16,7 +16,7 @@ from typing import Any
 from ...actors import ray_api
 from ...actors.client import HolderClient
 from ...actors.clock import Clock
-from ...actors.info import FabricInfo
+from ...actors.info import INFO_SCHEMA, FabricInfo
 from ...fabric import wire
 from ...fabric.doors import AdvanceClock, Rest, RestRequest, RunDue
 from ...fabric.kinds import FabricError
@@ -48,7 +48,7 @@ class Processes:
 
     async def find(self) -> None:
         """Learn who lives now, and open a door to each."""
-        info = FabricInfo.decode(await self.supervise("describe"), "")
+        info = FabricInfo.decode(await self.supervise("describe", INFO_SCHEMA), "")
         for member in info.members:
             if self.members.get(member.address) == member:
                 continue
