@@ -162,7 +162,9 @@ def test_a_driver_that_just_ends_leaves_nothing_and_says_nothing(driver: Driver)
     driver.nothing_is_left(within_s=2.0)
 
 
-@pytest.mark.parametrize("moment", ["while the cluster starts", "while it is used"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("while the cluster starts", marks=pytest.mark.long), "while it is used"]
+)
 def test_ctrl_c_of_the_quickstart_is_silent_and_leaves_nothing(moment: str, tmp_path: Path) -> None:
     before = Before()
     process = subprocess.Popen(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvfabric.ops.bench import transfer
 
 
+@pytest.mark.long
 def test_the_figures_are_measured_and_judged_by_their_targets() -> None:
     figures = {figure["name"]: figure for figure in transfer.figures(rounds=1)}
     assert {name: figure["target"] for name, figure in figures.items() if figure["target"]} == {
