@@ -54,7 +54,7 @@ def test_any_bytes_give_frames_or_a_refusal_and_little_is_kept(chunks: list[byte
     ("header", "why"),
     [
         (HEADER.pack(65, 1, 0, 0), "65 bytes announced, 64 accepted"),
-        (HEADER.pack(0, 1, 3, 0), "unknown status 3"),
+        (HEADER.pack(0, 1, 4, 0), "unknown status 4"),
         (HEADER.pack(0, 1, 1, 17), "17 descriptors announced"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes announced"),
     ],
