@@ -28,7 +28,7 @@ from .messages import Cap, CapShare
 from .model import ModelSpec
 
 if TYPE_CHECKING:
-    from .books import Obj
+    from .objects import Obj
 
 T = TypeVar("T")
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from .books import Books, split
+from .books import Books
 from .context import HolderContext
 from .kinds import Status
 from .leases import part_of
 from .messages import Acquire, Answer, LeaseGrant, PartGrant, Prompt
 from .model import ModelSpec
 from .needs import needs, rules_of
+from .objects import split
 from .parts import PartDesk
 from .standing import StandingProofs
 from .validation import Held, HeldRun, Proof, prove

@@ -14,7 +14,7 @@ from typing import Any
 
 from .admission import ByteLimit, TenantQuota
 from .arena import Arena
-from .books import Books, Obj
+from .books import Books
 from .effects import Effect, Send
 from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
@@ -23,6 +23,7 @@ from .kinds import Reason
 from .leases import LeaseBook
 from .messages import Done, GraphRegistered, Renewed, ShardMap, StoreBegun
 from .model import ModelSpec
+from .objects import Obj
 from .offers import Planning
 from .restores import Behalf, RestoreLimit
 from .segments import Router

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .books import Obj, split
 from .context import HolderContext
 from .messages import Acquire, Answer, Members, Prompt, Replicate
+from .objects import Obj, split
 from .planner import View
 
 LEASE_S = 5.0

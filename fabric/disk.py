@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .books import Obj, held_refusal, split
 from .context import HolderContext
 from .effects import (
     DeleteExtent,
@@ -41,6 +40,7 @@ from .ladder import Demotion, HostDesk, entry_of
 from .lifecycle import State
 from .messages import Done, Objects, SwapIn, SwapOut
 from .model import ModelSpec
+from .objects import Obj, held_refusal, split
 from .passport import Abi
 from .remote_copies import RemoteCopies
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 
-from .books import Obj
 from .context import HolderContext
 from .events import runs_of
 from .ladder import entry_of
 from .lifecycle import State
 from .messages import CopiesFound, CopiesLookup, Drain, Drained, DrainTally, DrainTarget, Offer, Offered, Taken
+from .objects import Obj
 from .passport import Abi
 from .segments import Router
 from .wakes import Wake

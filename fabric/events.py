@@ -22,12 +22,12 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from .bands import GONE, IN_MEMORY, ON_TIER
-from .books import Change, Obj
 from .context import HolderContext
 from .kinds import INDEX_DIGEST_BYTES
 from .lifecycle import State
 from .messages import DumpPart, EventBatch, EventRun, EventsSeen, Heartbeat, Lane, ShardMap
 from .model import ModelSpec
+from .objects import Change, Obj
 from .passport import Abi
 from .segments import Router
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from .books import Obj
 from .kinds import ObjectKind, Tier
 from .lifecycle import State
+from .objects import Obj
 
 
 @dataclass(slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .books import split
 from .context import HolderContext
 from .journal import Answered, Happened, Released
 from .messages import Prompt
+from .objects import split
 
 
 def chain_of(ctx: HolderContext, *, lease: int = 0, digest: bytes = b"") -> Prompt | None:

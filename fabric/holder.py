@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from .arena import Arena
-from .books import held_refusal
 from .context import HolderConfig, HolderContext
 from .copies import CopyDesk, Placement
 from .disk import DiskDesk
@@ -99,6 +98,7 @@ from .messages import (
     Warm,
 )
 from .model import ModelSpec
+from .objects import held_refusal
 from .offers import Planning
 from .parts import PartDesk
 from .pins import PinDesk

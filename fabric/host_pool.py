@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .arena import Arena, SlotState
-from .books import Obj
 from .lifecycle import State
+from .objects import Obj
 
 Key = tuple[int, int]
 """Group and shard."""

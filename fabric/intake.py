@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from .books import Obj
 from .context import HolderContext, Recent
 from .disk import object_of
 from .effects import Moved, Pair, StartTransfer, TransferDone
 from .kinds import Reason
 from .messages import Objects, Offer, Offered, PinEnd, PinEnded, PinReply, PinRequest, Prompt, SourceRun, Taken
+from .objects import Obj
 from .passport import Abi
 from .wakes import Wake
 

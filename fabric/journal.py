@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .books import Obj
 from .messages import Acquire, Answer
+from .objects import Obj
 
 ENTRIES_MAX = 4096
 WEIGHT_MAX = 1 << 23

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .books import Obj
 from .context import HolderContext
 from .effects import DeleteExtent, DiskWritten, ExtentEntry, Moved, Pair, StartTransfer, TransferDone, WriteExtent
 from .extent_book import ExtentBook
@@ -33,6 +32,7 @@ from .host_pool import HostPools, Key
 from .kinds import Reason
 from .lifecycle import State
 from .messages import Done
+from .objects import Obj
 from .remote_copies import RemoteCopies
 
 SINK_TOGETHER = 16

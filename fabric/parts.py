@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .books import Claim, Obj, split
+from .claims import Claim
 from .context import HolderContext
 from .disk import DiskDesk
 from .effects import DigestSlots, Moved, Pair, StartTransfer, TransferDone, TransferFault
@@ -43,6 +43,7 @@ from .messages import (
     SourceRun,
 )
 from .model import ModelSpec
+from .objects import Obj, split
 from .passport import abi_refusal
 from .placing import Placer
 from .replay import replay_of

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from .books import Obj, slot_run, split
 from .context import HolderContext
 from .disk import DiskDesk
 from .effects import DigestSlots
 from .kinds import Reason
 from .lifecycle import State
 from .messages import BadCopy, Column, PinEnd, PinEnded, PinReply, PinRequest, SourceRun
+from .objects import Obj, slot_run, split
 from .passport import abi_refusal
 from .restores import Turn, need_of
 from .wakes import Wake

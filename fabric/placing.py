@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .books import Obj
 from .context import HolderContext
 from .effects import Pair, StartTransfer, TransferDone
 from .graphs import GraphDesk
 from .kinds import Reason
 from .lifecycle import State
+from .objects import Obj
 from .validation import Held, HeldRun
 
 Refuse = Callable[[Reason, int], None]

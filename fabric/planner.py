@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from .books import split
 from .evidence import Blocked, GroupEvidence
 from .found import Hints
 from .kinds import Form, ObjectKind, Reason
 from .messages import BadCopy, Cap, Column, Fetch, Objects, Prompt, Room
 from .model import ModelSpec
+from .objects import split
 from .passport import Abi, abi_refusal
 from .replay import replay_of
 from .rules import Resolution, needs, resolve

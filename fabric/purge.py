@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .arena import Memory, SlotState
-from .books import Obj, split
 from .context import HolderContext
 from .disk import DiskDesk
 from .effects import DeleteExtent
 from .kinds import Reason
 from .leases import LeaseRecord
 from .messages import Audited, Done, Purge, Purged
+from .objects import Obj, split
 from .stores import StoreDesk
 from .tally import AuditOutcome
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .books import Obj
 from .kinds import ObjectKind
+from .objects import Obj
 
 PATIENCE_S = 60.0
 """By when a request that names no deadline wants its bytes, after it came."""

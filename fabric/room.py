@@ -27,7 +27,8 @@ from .kinds import Form, ObjectKind, ProtocolError
 from .model import ModelSpec
 
 if TYPE_CHECKING:
-    from .books import Books, Obj, Pool
+    from .holdings import Holdings, Pool
+    from .objects import Obj
 
 BATCH_MIN = 8
 BATCH_SHARE = 128
@@ -122,7 +123,7 @@ class Retained:
 class RoomBook:
     """Who leaves next, for each pool and each byte limit."""
 
-    books: Books
+    books: Holdings
     policy: Eviction
     structure: Structure
     value: npt.NDArray[np.float64]
@@ -139,7 +140,7 @@ class RoomBook:
     _number: int = 0
 
     @classmethod
-    def of(cls, books: Books, policy: Eviction, slots: int) -> RoomBook:
+    def of(cls, books: Holdings, policy: Eviction, slots: int) -> RoomBook:
         return cls(
             books,
             policy,

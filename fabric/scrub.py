@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .books import Obj
 from .context import HolderContext
 from .effects import DigestSlots
 from .kinds import Reason
 from .lifecycle import State
+from .objects import Obj
 
 BATCH_BYTES = 4 << 20
 BATCH_SLOTS = 64

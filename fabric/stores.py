@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .books import Obj, slot_run, split
 from .context import HolderContext, Recent
 from .kinds import Reason
 from .lifecycle import State
 from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
+from .objects import Obj, slot_run, split
 from .segments import chain_place
 from .wakes import Wake
 

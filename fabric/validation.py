@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .arena import PAGE_BYTES, Arena, SlotState
-from .books import Books, Claim, Slots
+from .books import Books
 from .cause import absent_reason, stale_reason
+from .claims import Claim, Slots
 from .kinds import Form, Layer, ProtocolError, Reason
 from .messages import SlotRun
 from .model import ModelSpec

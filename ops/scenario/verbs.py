@@ -12,7 +12,6 @@ from typing import Any
 
 import xxhash
 
-from ...fabric.books import split
 from ...fabric.explanation import Explanation
 from ...fabric.identity import PromptKeys
 from ...fabric.kinds import Cause, FabricError, Reason, Status, cause_of
@@ -32,6 +31,7 @@ from ...fabric.messages import (
     SwapIn,
     SwapOut,
 )
+from ...fabric.objects import split
 from ...fabric.passport import Abi, AbiPassport
 from . import story as words
 from .content import changed_passport, content_of, default_passport, keys_of, prompt_of

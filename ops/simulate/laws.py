@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...fabric.books import Obj
 from ...fabric.effects import Effect, Event, Received, Send
 from ...fabric.lifecycle import State
 from ...fabric.messages import (
@@ -19,6 +18,7 @@ from ...fabric.messages import (
     StoreBegun,
     StoreCommit,
 )
+from ...fabric.objects import Obj
 from ...fabric.stores import Attempt
 
 if TYPE_CHECKING:

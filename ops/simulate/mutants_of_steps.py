@@ -10,15 +10,18 @@ from typing import Any
 from ...fabric import leases
 from ...fabric.admission import AdmissionBook, Scope
 from ...fabric.arena import Arena
-from ...fabric.books import Books, Obj, split
+from ...fabric.books import Books
 from ...fabric.directory import DirectoryCore, Stream
 from ...fabric.disk import DiskDesk
 from ...fabric.effects import DiskRead, Moved, TransferDone
+from ...fabric.holdings import Holdings
 from ...fabric.intake import Incoming, IntakeDesk
 from ...fabric.kinds import ObjectKind, Reason
 from ...fabric.leases import LeaseBook, read_refusal
 from ...fabric.lifecycle import State
+from ...fabric.lives import Lives
 from ...fabric.messages import Done, LeaseGrant, LeasePart, PinEnd, Prompt, SourceRun, StoreCommit
+from ...fabric.objects import Obj, split
 from ...fabric.parts import Arriving, Part, PartDesk, Source
 from ...fabric.pins import PinDesk, SourcePin
 from ...fabric.stores import CHECKSUM_BYTES, StoreDesk
@@ -157,31 +160,31 @@ def grant_before_proof(patches: Patches) -> None:
 
 def reuse_quarantined(patches: Patches) -> None:
     """Quarantine is over as it begins."""
-    quarantine, quiet = vars(Books)["quarantine"], vars(Books)["quiet"]
+    quarantine, quiet = vars(Lives)["quarantine"], vars(Lives)["quiet"]
 
-    def at_once(books: Books, obj: Obj) -> None:
+    def at_once(books: Lives, obj: Obj) -> None:
         quarantine(books, obj)
         quiet(books, obj)
 
-    def later(books: Books, obj: Obj) -> None:
+    def later(books: Lives, obj: Obj) -> None:
         if obj.state is State.QUARANTINED:
             quiet(books, obj)
 
-    patches.put(Books, "quarantine", at_once)
-    patches.put(Books, "quiet", later)
+    patches.put(Lives, "quarantine", at_once)
+    patches.put(Lives, "quiet", later)
 
 
 def one_free_list(patches: Patches) -> None:
     """The first two pools share their free slots."""
-    create = vars(Books)["__init__"]
+    create = vars(Holdings)["__init__"]
 
-    def joined(books: Books, *args: Any, **named: Any) -> None:
+    def joined(books: Holdings, *args: Any, **named: Any) -> None:
         create(books, *args, **named)
         first, second, *_ = books.pools.values()
         first.free += second.free
         second.free = first.free
 
-    patches.put(Books, "__init__", joined)
+    patches.put(Holdings, "__init__", joined)
 
 
 def limit_outside_charge(patches: Patches) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...fabric.bands import IN_MEMORY
-from ...fabric.books import Obj
 from ...fabric.invariants import accounting
 from ...fabric.kinds import Status
 from ...fabric.lifecycle import State
 from ...fabric.messages import Acquire, Answer
+from ...fabric.objects import Obj
 from .clients import Call
 from .faults import Faults
 from .models import PROMPT_TOKENS_MAX, TENANTS, Text

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, SlotState
-from kvfabric.fabric.books import Obj
 from kvfabric.fabric.effects import DiskState, Moved, Received, TransferDone, TransferFault, TransferQuiet
 from kvfabric.fabric.invariants import check
 from kvfabric.fabric.kinds import ObjectKind, Reason, Status, Tier
 from kvfabric.fabric.lifecycle import State
 from kvfabric.fabric.messages import Drop, SetWeights, SwapIn, SwapOut
+from kvfabric.fabric.objects import Obj
 
 from .test_scheduling import BLOCKS, WEIGHTS, Disk
 

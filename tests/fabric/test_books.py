@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, SlotState, heap_arena
-from kvfabric.fabric.books import Books, Claim, Obj
+from kvfabric.fabric.books import Books
+from kvfabric.fabric.claims import Claim
 from kvfabric.fabric.kinds import ProtocolError, Reason
 from kvfabric.fabric.lifecycle import State
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.objects import Obj
 from kvfabric.fabric.passport import AbiPassport
 
 MODEL = ModelSpec.load(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvfabric
-from kvfabric.fabric.books import Claim
+from kvfabric.fabric.claims import Claim
 from kvfabric.fabric.invariants import check
 from kvfabric.fabric.kinds import Form, Layer, ObjectKind, ProtocolError, Reason, Status
 from kvfabric.fabric.model import ModelSpec

@@ -26,7 +26,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvfabric.fabric.books import Obj
 from kvfabric.fabric.effects import PeerClosed, Received
 from kvfabric.fabric.identity import weights_digest16
 from kvfabric.fabric.invariants import check
@@ -49,6 +48,7 @@ from kvfabric.fabric.messages import (
     SwapOut,
 )
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.objects import Obj
 from kvfabric.ops.simulate.judge import REVISIONS, Content, Held, Judge
 from kvfabric.ops.simulate.mutants import BY_NAME
 from kvfabric.ops.simulate.patches import Patches

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, header_arena
-from kvfabric.fabric.books import Books, Obj
+from kvfabric.fabric.books import Books
 from kvfabric.fabric.eviction import Arrivals, Eviction, EvictionFactory, PoolShape, Slots, Values
 from kvfabric.fabric.kinds import ObjectKind, SpecError
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.objects import Obj
 from kvfabric.fabric.passport import AbiPassport
 from kvfabric.fabric.room import Structure
 from kvfabric.policies.eviction import NAMES, eviction_policy

@@ -1,0 +1,394 @@
+"""The lives of a holder's objects in its slots: sealed, installed, pinned, moved between tiers, evicted, freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from .arena import SlotState
+from .claims import Claim, Slots, count_runs
+from .eviction import Arrivals
+from .holdings import Holdings
+from .kinds import ProtocolError, Reason
+from .lifecycle import REPLACE_VERB, State, Verb
+from .objects import Change, Obj
+from .passport import Abi
+
+
+class Lives(Holdings):
+    """Each verb moves one object on, keeps the counts and the arena's headers in step, and notes what changed."""
+
+    # --- objects' lives ------------------------------------------------------------------------
+
+    def seal(self, obj: Obj, checksum: bytes) -> None:
+        """The bytes of a FILLING object stand; it is not visible yet."""
+        obj.advance(Verb.SEAL)
+        self._record(obj, checksum)
+
+    def seal_all(self, objects: Sequence[Obj], checksums: bytes) -> None:
+        """:meth:`seal` for all objects of an attempt at once; a checksum is 16 bytes."""
+        if not objects:
+            return
+        for i, obj in enumerate(objects):
+            obj.advance(Verb.SEAL)
+            obj.checksum = checksums[16 * i : 16 * i + 16]
+        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
+        lengths, revisions = [obj.length for obj in objects], [obj.revision for obj in objects]
+        self.lengths[slots], self.revisions[slots] = lengths, revisions
+        self.checksums[slots] = np.frombuffer(checksums, dtype="<u8").reshape(-1, 2)
+        self.abi_numbers[slots] = [self._number_of(obj.abi) for obj in objects]
+        self.positions[slots] = [obj.position for obj in objects]
+        self.first_out[slots] = [obj.first_out for obj in objects]
+        self.arena.seal_all(slots, lengths, checksums, b"".join(obj.digest[:16] for obj in objects), revisions)
+
+    def _number_of(self, abi: Abi) -> int:
+        number = self._abi_number.get(abi)
+        if number is None:
+            number = self._abi_number[abi] = len(self.abis)
+            self.abis.append(abi)
+        return number
+
+    def _record(self, obj: Obj, checksum: bytes) -> None:
+        """The slot's bytes are those of this checksum: in the books, then in the header."""
+        slot = obj.slot
+        obj.checksum = checksum
+        self.lengths[slot] = obj.length
+        self.revisions[slot] = obj.revision
+        self.checksums[slot] = np.frombuffer(checksum, dtype="<u8")
+        self.abi_numbers[slot] = self._number_of(obj.abi)
+        self.positions[slot] = obj.position
+        self.first_out[slot] = obj.first_out
+        self.arena.seal(slot, obj.length, checksum, obj.digest[:16], obj.revision)
+
+    def install(self, obj: Obj) -> None:
+        """Make a SEALED object the visible one of its key; what it replaces leaves by its kind's verb."""
+        self.install_all([obj])
+
+    def install_all(self, objects: Sequence[Obj]) -> None:
+        """Make SEALED objects visible that came together; those of one group and shard stand in a row."""
+        for obj in objects:
+            self._install(obj)
+        for key, run in groupby(objects, key=lambda obj: (obj.group, obj.shard)):
+            self._arrived(key, list(run))
+
+    def _arrived(self, key: tuple[int, int], run: Sequence[Obj]) -> None:
+        slots = np.array([obj.slot for obj in run], dtype=np.int64)
+        self.leaving.touched(slots)
+        digests, positions = [obj.digest for obj in run], [obj.position for obj in run]
+        self.leaving.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
+
+    def _install(self, obj: Obj) -> None:
+        table = self.table[obj.group, obj.shard]
+        old = table.get(obj.digest)
+        if old is not None:
+            self.retire(old, announce=False)
+        obj.visible = True
+        self.last_use[obj.slot] = self.tick
+        table[obj.digest] = obj
+        self.settled[obj.slot] = True
+        self.leaving.link(obj)
+        self._serve(obj)
+        if obj.evictable:
+            self._became_evictable(obj)
+        self._changed(Change(obj, gone=False, evicted=False))
+
+    def restored(self, obj: Obj, checksum: bytes) -> None:
+        """A RESTORING object's bytes stand and are verified."""
+        obj.advance(Verb.SWAPPED_IN)
+        self._record(obj, checksum)
+        self.last_use[obj.slot] = self.tick
+        self.settled[obj.slot] = True
+        self.leaving.link(obj)
+        self._arrived((obj.group, obj.shard), [obj])
+        self._serve(obj)
+        if obj.evictable:
+            self._became_evictable(obj)
+        self._changed(Change(obj, gone=False, evicted=False))
+
+    def restore_failed(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
+        """A RESTORING object falls back to its tier, marked bad if its bytes there are."""
+        obj.advance(Verb.RESTORE_FAILED)
+        self._free(obj)
+        if for_good:
+            obj.bad, obj.bad_from_tier = reason, True
+            self._changed(Change(obj, gone=False, evicted=False))
+
+    def mark_bad(self, obj: Obj, reason: Reason) -> bool:
+        """The bytes in memory proved wrong: keep the record (hashes still match), never serve it.
+
+        False where a copy below takes their place, to be restored and judged by itself.
+        """
+        if obj.visible and obj.state is State.SEALED and obj.on_a_tier and obj.bad is None:
+            self._fall_back(obj)
+            return False
+        if obj.bad is None:
+            obj.bad = reason
+            self.make_first_out(obj)
+            if obj.visible:
+                self._serve_no_more(obj)
+                self._changed(Change(obj, gone=False, evicted=False))
+        return True
+
+    def _fall_back(self, obj: Obj) -> None:
+        """The copy in memory leaves, at once or once unpinned; the one below is the visible one from here on."""
+        copy = replace(
+            obj, state=State.ABSENT, slot=-1, version=0, visible=False, first_out=False, books=None, linked=False
+        )
+        obj.on_disk, obj.below = None, -1
+        self._leave(obj, Verb.EVICT, evicted=False, announce=False)
+        self.find_on_disk(copy)
+        self.taken_over(copy)
+
+    def bar(self, obj: Obj, reason: Reason) -> None:
+        """Never serve this visible object again, whatever copies it has: its record stays, its readers are refused."""
+        if obj.state is State.RESTORING:
+            self.retire(obj)
+            return
+        if obj.on_disk is not None and obj.slot >= 0:
+            self.disk_dropped.append(obj.on_disk)
+            obj.on_disk = None
+        if obj.below >= 0 and obj.slot >= 0:
+            self.below_dropped.append(obj.below)
+            obj.below = -1
+        obj.bad, obj.bad_from_tier = reason, obj.slot < 0
+        if obj.slot >= 0:
+            self.arena.vacate(obj.slot, SlotState.QUARANTINED)
+            self._serve_no_more(obj)
+            self.make_first_out(obj)
+        self._changed(Change(obj, gone=False, evicted=False))
+
+    def make_first_out(self, obj: Obj) -> None:
+        """Let this object make room before any other."""
+        obj.first_out = True
+        if obj.slot >= 0:
+            self.first_out[obj.slot] = True
+            self.leaving.again()
+
+    def retire(self, obj: Obj, *, announce: bool = True) -> None:
+        """A commit outdated this visible object: by its kind's verb it leaves, at once or once unpinned.
+
+        One that is being restored is quarantined: the read may still write to its slot.
+        """
+        if obj.state is State.RESTORING:
+            self.quarantine(obj)
+            return
+        self._leave(obj, REPLACE_VERB[obj.kind], evicted=False, announce=announce)
+
+    def evict(self, obj: Obj) -> None:
+        """Take an unpinned object out of memory; a copy on disk keeps it findable."""
+        if obj.pins:
+            raise ProtocolError(f"a pinned {obj.kind} object cannot be evicted")
+        if obj.on_a_tier and obj.bad is None:
+            self._no_longer_evictable(obj)
+            self.settled[obj.slot] = False
+            obj.advance(Verb.EVICT)
+            obj.advance(Verb.FALL_BACK)
+            self._serve_no_more(obj)
+            self._free(obj)
+            self._changed(Change(obj, gone=False, evicted=False))
+            return
+        if self.writing is not None:
+            self.writing.left(obj.digest)
+        self._leave(obj, Verb.EVICT, evicted=True, announce=True)
+
+    def forget(self, obj: Obj, *, evicted: bool) -> None:
+        """An ON_TIER object whose last copy on a tier is gone."""
+        obj.advance(Verb.LOSE)
+        self._hide(obj)
+        self._changed(Change(obj, gone=True, evicted=evicted))
+
+    def _leave(self, obj: Obj, verb: Verb, *, evicted: bool, announce: bool) -> None:
+        if obj.evictable:
+            self._no_longer_evictable(obj)
+        if obj.slot >= 0:
+            self.settled[obj.slot] = False
+        obj.advance(verb)
+        self._hide(obj)
+        if announce:
+            self._changed(Change(obj, gone=True, evicted=evicted))
+        if obj.state is State.EVICTING:
+            if obj.pins:
+                self._leaving.add(obj.slot)
+            else:
+                self._vacate(obj)
+
+    def _changed(self, change: Change) -> None:
+        self.generation += 1
+        self.changes.append(change)
+
+    def _hide(self, obj: Obj) -> None:
+        self.generation += 1
+        obj.visible = False
+        if obj.on_disk is not None:
+            self.disk_dropped.append(obj.on_disk)
+            obj.on_disk = None
+        if obj.below >= 0:
+            self.below_dropped.append(obj.below)
+            obj.below = -1
+        table = self.table[obj.group, obj.shard]
+        if table.get(obj.digest) is obj:
+            del table[obj.digest]
+            self._serve_no_more(obj)
+
+    def demote(self, obj: Obj) -> None:
+        """Begin writing a sealed object to a tier. The write holds a pin; the bytes stay readable."""
+        self.pin(obj)
+        self.settled[obj.slot] = False
+        obj.advance(Verb.SWAP_OUT)
+
+    def demoted(self, obj: Obj, extent: int, entry: int) -> None:
+        """The extent stands: it is the object's, unless a commit outdated that meanwhile."""
+        if obj.state is not State.DEMOTING:
+            self.disk_dropped.append((extent, entry))
+            self.unpin(obj)
+            return
+        if obj.on_disk is not None:
+            self.disk_dropped.append(obj.on_disk)
+        obj.on_disk = (extent, entry)
+        self.copied_down(obj)
+
+    def copied_down(self, obj: Obj) -> None:
+        """A DEMOTING object's copy on a tier stands: free the slot, unless a reader pinned it meanwhile."""
+        if obj.pins > 1:
+            obj.advance(Verb.SWAP_FAILED)
+            self.settled[obj.slot] = True
+            self.unpin(obj)
+            return
+        self.pins[obj.slot] = 0
+        obj.advance(Verb.SWAPPED_OUT)
+        self._serve_no_more(obj)
+        self._free(obj)
+        self._changed(Change(obj, gone=False, evicted=False))
+
+    def demotion_failed(self, obj: Obj) -> None:
+        """Nothing was written: the object stays in memory."""
+        if obj.state is State.DEMOTING:
+            obj.advance(Verb.SWAP_FAILED)
+            self.settled[obj.slot] = True
+        self.unpin(obj)
+
+    def find_on_disk(self, obj: Obj) -> None:
+        """This object has a copy in an extent (of an earlier life, say) and none in memory."""
+        obj.advance(Verb.FIND)
+        obj.visible = True
+        self.table[obj.group, obj.shard][obj.digest] = obj
+        self._changed(Change(obj, gone=False, evicted=False))
+
+    def give_up(self, obj: Obj) -> None:
+        """A FILLING object will not be sealed, and nothing can write to its slot any more."""
+        obj.advance(Verb.GIVE_UP)
+        self._free(obj)
+
+    def quarantine(self, obj: Obj) -> None:
+        """A FILLING or RESTORING object whose slot foreign bytes may still reach."""
+        was_visible = obj.visible
+        obj.advance(Verb.QUARANTINE)
+        self.quarantined_bytes[obj.kind] += self.model.groups[obj.group].block_bytes
+        self.arena.vacate(obj.slot, SlotState.QUARANTINED)
+        if was_visible:
+            self._hide(obj)
+            self._changed(Change(obj, gone=True, evicted=False))
+
+    def quiet(self, obj: Obj) -> None:
+        """Proven: nothing writes to this quarantined object's slot any more."""
+        obj.advance(Verb.QUIET)
+        self.quarantined_bytes[obj.kind] -= self.model.groups[obj.group].block_bytes
+        self._free(obj)
+
+    def _serve(self, obj: Obj) -> None:
+        self.ready[obj.group, obj.shard][obj.digest] = obj.slot
+        self.serving[obj.slot] = True
+
+    def _serve_no_more(self, obj: Obj) -> None:
+        slot = self.ready[obj.group, obj.shard].pop(obj.digest, None)
+        if slot is not None:
+            self.serving[slot] = False
+
+    def _vacate(self, obj: Obj) -> None:
+        obj.advance(Verb.VACATE)
+        self._free(obj)
+
+    def _free(self, obj: Obj) -> None:
+        """Take the object's slot back."""
+        self.arena.vacate(obj.slot)
+        self.leaving.unlink(obj)
+        self.settled[obj.slot] = False
+        self.owner[obj.slot] = None
+        self.pools[obj.group, obj.shard].free.append(obj.slot)
+        self.admission.discharge(obj)
+        obj.slot = -1
+        self.room_gained += 1
+
+    # --- pins ----------------------------------------------------------------------------------
+
+    def pin(self, obj: Obj) -> None:
+        if obj.evictable:
+            self._no_longer_evictable(obj)
+        self.pins[obj.slot] += 1
+
+    def unpin(self, obj: Obj) -> None:
+        """Raises ProtocolError below zero: a pin ends once."""
+        if obj.pins <= 0:
+            raise ProtocolError(f"a {obj.kind} object is not pinned")
+        self.pins[obj.slot] -= 1
+        if obj.pins:
+            return
+        if obj.state is State.EVICTING:
+            self._leaving.discard(obj.slot)
+            self._vacate(obj)
+        elif obj.evictable:
+            self._became_evictable(obj)
+
+    def pin_slots(self, claim: Claim) -> None:
+        """Pin usable objects, each slot once."""
+        slots = claim.slots
+        if not len(slots):
+            return
+        if self.admission.limits:
+            for slot in slots.tolist():
+                self.pin(self._owner(slot))
+            return
+        pins = self.pins[slots]
+        for pool, idle in zip(claim.pools, count_runs(pins == 0, claim.starts), strict=True):
+            self.pools[pool].evictable -= idle
+        self.pins[slots] = pins + 1
+
+    def unpin_slots(self, claim: Claim) -> None:
+        """End one pin each. What nothing pins any more can be evicted, or leaves if it was outdated."""
+        slots = claim.slots
+        if not len(slots):
+            return
+        if self.admission.limits or (self._leaving and not self._leaving.isdisjoint(slots.tolist())):
+            for slot in slots.tolist():
+                self.unpin(self._owner(slot))
+            return
+        pins = self.pins[slots] - 1
+        self.pins[slots] = pins
+        idle = pins == 0
+        if not idle.any():
+            return
+        for pool, count in zip(claim.pools, count_runs(idle, claim.starts), strict=True):
+            self.pools[pool].evictable += count
+        self.room_gained += 1
+
+    def freeze(self, slots: Slots, by: int) -> None:
+        """A graph lease begins (+1) or ended (-1) over these slots."""
+        self.frozen[slots] += by
+
+    def _owner(self, slot: int) -> Obj:
+        obj = self.owner[slot]
+        if obj is None:
+            raise ProtocolError(f"slot {slot} is free: it can be neither pinned nor let go")
+        return obj
+
+    def _became_evictable(self, obj: Obj) -> None:
+        self.pools[obj.group, obj.shard].evictable += 1
+        self.admission.evictable(obj, 1)
+        self.room_gained += 1
+
+    def _no_longer_evictable(self, obj: Obj) -> None:
+        self.pools[obj.group, obj.shard].evictable -= 1
+        self.admission.evictable(obj, -1)

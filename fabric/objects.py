@@ -1,0 +1,129 @@
+"""One object of one shard at a holder: what it is, what it is doing, where its copies lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .kinds import ObjectKind, Reason
+from .lifecycle import State, Verb, advance
+from .messages import SlotRun
+from .passport import Abi
+from .segments import ChainPlace
+
+DIGEST_BYTES = 32
+
+
+class SlotCounts(Protocol):
+    """What is counted by slot, as an object asks for its own."""
+
+    pins: npt.NDArray[np.int32]
+    frozen: npt.NDArray[np.int32]
+    last_use: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Obj:
+    """One object of one shard at this holder."""
+
+    kind: ObjectKind
+    group: int
+    shard: int
+    digest: bytes
+    position: int
+    namespace: bytes
+    weights: bytes
+    tenant: str
+    revision: int
+    length: int
+    abi: Abi
+    checksum: bytes = b""
+    state: State = State.ABSENT
+    slot: int = -1
+    version: int = 0
+    on_disk: tuple[int, int] | None = None
+    """(extent, entry) of a copy on the local disk, valid beside the copy in memory."""
+    below: int = -1
+    """The host slot of a copy below the readers' pools, valid beside those in memory and on disk; -1: none."""
+    bad: Reason | None = None
+    bad_from_tier: bool = False
+    visible: bool = False
+    place: ChainPlace | None = None
+    """Where it lies in its chain; without one the directory is not told of it."""
+    first_out: bool = False
+    """Makes room before anything else: unusable, or of retired weights."""
+    base: bytes = b""
+    """Digest of the object before it in its chain, where a resume needs both."""
+    home: bytes = b""
+    """Digest of the history block that it ends in, without which it serves nobody."""
+    linked: bool = False
+    """What it rests on counts it."""
+    books: SlotCounts | None = None
+    """Whose slot it has: pins, uses and graph leases are counted there, by slot."""
+
+    def advance(self, verb: Verb) -> None:
+        self.state = advance(self.kind, self.state, verb)
+
+    @property
+    def pins(self) -> int:
+        """What forbids moving or freeing it; an object without a slot has none."""
+        return 0 if self.books is None or self.slot < 0 else int(self.books.pins[self.slot])
+
+    @property
+    def frozen(self) -> int:
+        """Graph leases over it: it may be neither moved nor freed, whatever its pins."""
+        return 0 if self.books is None or self.slot < 0 else int(self.books.frozen[self.slot])
+
+    @property
+    def last_use(self) -> int:
+        """The tick of its last use; objects of one use share a tick."""
+        return 0 if self.books is None or self.slot < 0 else int(self.books.last_use[self.slot])
+
+    @property
+    def on_a_tier(self) -> bool:
+        """Whether a copy lies below, from which it can be restored."""
+        return self.below >= 0 or self.on_disk is not None
+
+    @property
+    def evictable(self) -> bool:
+        return self.visible and self.state is State.SEALED and not self.pins
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the directory is to learn of one object: its state after the change."""
+
+    obj: Obj
+    gone: bool
+    evicted: bool
+
+
+def split(blob: bytes) -> list[bytes]:
+    """The digests in a blob of 32-byte digests."""
+    return [blob[i : i + DIGEST_BYTES] for i in range(0, len(blob), DIGEST_BYTES)]
+
+
+def held_refusal(objects: Iterable[Obj]) -> Reason | None:
+    """Why objects may not be moved or freed: a graph holds one, or a pin does."""
+    pinned: Reason | None = None
+    for obj in objects:
+        if obj.frozen:
+            return Reason.GRAPH_FROZEN
+        if obj.pins:
+            pinned = Reason.PINNED
+    return pinned
+
+
+def slot_run(group: int, shard: int, indices: Sequence[int], objects: Sequence[Obj]) -> SlotRun:
+    """The slots and versions of objects, packed."""
+    return SlotRun(
+        group,
+        shard,
+        tuple(indices),
+        b"".join(obj.slot.to_bytes(4, "little") for obj in objects),
+        b"".join(obj.version.to_bytes(8, "little") for obj in objects),
+    )
