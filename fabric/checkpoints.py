@@ -58,11 +58,14 @@ def published(model: ModelSpec, positions: Collection[int], tokens: int) -> tupl
     grow. ``keep_tokens`` leaves out what it leaves out anyway. Raises ValueError for a position that is
     not on the grid.
     """
-    needed: list[set[int]] = [set() for _ in model.groups]
+    needed: dict[int, set[int]] = {
+        at: set() for at, spec in enumerate(model.groups) if spec.form is Form.STATE or spec.kind in POSITIONAL
+    }
     for p in positions:
-        for group, ranges in enumerate(needs_past(model, p)):
-            for r in ranges:
-                needed[group].update(r)
+        at_p = needs_past(model, p)
+        for group, of in needed.items():
+            for r in at_p[group]:
+                of.update(r)
     found = []
     for at, (spec, whole) in enumerate(zip(model.groups, kept(model, tokens), strict=True)):
         everything = frozenset(whole)

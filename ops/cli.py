@@ -37,6 +37,7 @@ COMMANDS = {
             "dashboards",
             "doctor",
             "record",
+            "plan",
         )
     },
     **dict.fromkeys(("up", "down", "status", "top", "leases", "bypass", "weights", "drain", "purge"), "operate"),

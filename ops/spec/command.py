@@ -59,7 +59,7 @@ def show(
     """Check a spec, and print its grid, each group's rule and what it takes in bytes."""
     from ...fabric.specs import summary
 
-    plain = summary(_spec_of(spec), tokens=tokens)
+    plain = summary(spec_of(spec), tokens=tokens)
     if json:
         import json as codec
 
@@ -82,7 +82,7 @@ def size(
     from ...policies.checkpoint import checkpoint_policy
 
     checkpoint_policy(checkpoint)
-    model = _spec_of(spec)
+    model = spec_of(spec)
     shards = -(-model.shards // holders)
     plain = sizes(model, int(memory_gib * (1 << 30)), shards, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
     if json:
@@ -98,12 +98,18 @@ def size(
         )
 
 
-def _spec_of(name: str) -> ModelSpec:
+def spec_of(name: str) -> ModelSpec:
+    """The spec of a preset's name or of a YAML file. Raises SpecError."""
+    from ...fabric.kinds import SpecError
     from ...fabric.presets import PRESETS
     from ...fabric.presets import preset as known
     from ...fabric.specs import load_spec
 
-    return known(name) if name in PRESETS else load_spec(name)
+    if name in PRESETS:
+        return known(name)
+    if not Path(name).exists():
+        raise SpecError(f"{name}: neither a file nor one of the presets {', '.join(PRESETS)}")
+    return load_spec(name)
 
 
 def _print_summary(plain: dict[str, Any]) -> None:
