@@ -10,16 +10,11 @@ import json
 import logging
 import os
 import secrets
-import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
-
-import msgpack
-import numpy as np
 
 from ..fabric import wire
 from ..fabric.context import HolderConfig
@@ -34,7 +29,6 @@ from ..fabric.effects import (
     DropLocal,
     Effect,
     Event,
-    Moved,
     PeerClosed,
     ReadExtent,
     Received,
@@ -42,37 +36,25 @@ from ..fabric.effects import (
     Send,
     StartTransfer,
     Tick,
-    TransferDone,
-    TransferFault,
-    TransferQuiet,
     Undeliverable,
     UploadExtent,
     WriteExtent,
 )
 from ..fabric.holder import HolderCore
-from ..fabric.invariants import slots_lost
-from ..fabric.kinds import FabricError, Reason, SpecError, WireError
+from ..fabric.kinds import FabricError, Reason, SpecError
 from ..fabric.messages import (
-    ArenaReply,
-    ArenaRequest,
     Done,
     Drain,
     EventsSeen,
-    GpuReply,
-    GpuRequest,
     GrantSeen,
     GrantUntil,
     Members,
-    Payload,
     Purge,
-    ReadSlots,
     Regions,
     RegionsRequest,
     SeriesReply,
     SeriesRequest,
     ShardMap,
-    SlotsRequest,
-    WriteSlots,
 )
 from ..fabric.metrics import collect
 from ..fabric.series import dumped
@@ -83,36 +65,34 @@ from ..policies.planning import disk_admission_of, planning_of
 from ..transport.control_socket import Reply
 from ..transport.disk.driver import DiskEffect
 from ..transport.disk.faults import DiskFault
-from ..transport.link import Link, LinkFailure, LinkKind, Pair, PairResult, QuietToken, Region, preferred
 from ..transport.memfd import ArenaMemory, memory_available_bytes
 from ..transport.numa import stay_on
-from ..transport.payloads import SlotCopy
 from . import ray_api
 from .addresses import place_of
 from .alarm import Alarm
 from .clock import Clock
 from .disk import OPEN_WAIT_S, disk_tier, restore_settings
-from .doors import UNSPOILT, TransferDoor
+from .doors import TransferDoor
 from .gpu import payloads_of, take_gpu
 from .health import chain_told, health_of, history_told, leases_of
+from .holder_status import holder_status
 from .links import HolderMemory, start_links
 from .log_lines import LINES_MAX, lines_of, tell, write_to
+from .memory_service import MemoryService
 from .metrics import MetricsExport, link_points
 from .notices import Notices
 from .rehearsal import NO_REHEARSAL
-from .service import UNIX_CLIENT, Service
 from .spec import FabricSpec
+from .transfers import Transfers
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-QUIET_POLL_S = 0.05
 LOG_EVERY_S = 1.0
-READ_BYTES_MAX = 8 << 20
 
 
-class Holder(Service):
+class Holder(MemoryService):
     """Ray actor that owns one arena. Documented methods: ``start``, ``request``, ``ping``, ``close``.
 
     ``request(frame: bytes) -> bytes`` takes any of the records a session sends, and
@@ -191,13 +171,16 @@ class Holder(Service):
         self.disk = disk_tier(
             spec, self.memory, self._from_disk, fabric=self.fabric, address=self.address, node=self.node
         )
-        self.links: dict[LinkKind, Link] = {}
-        self.link_problems: dict[str, str] = {}
-        self.moved: Counter[str] = Counter()
-        self.moved_s: defaultdict[str, float] = defaultdict(float)
+        self.transfers = Transfers(
+            self.address,
+            self.clock,
+            self.mesh,
+            self.payloads,
+            door=self.door,
+            in_thread=self._in_thread,
+            feed=self._feed,
+        )
         self.metrics: MetricsExport | None = None
-        self.last_link: dict[str, str] = {}
-        self._regions: dict[tuple[str, int], tuple[Region, ...]] = {}
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvfabric")
         self._tasks: set[asyncio.Task[Any]] = set()
         """Work in flight: while there is any, this process is not at rest."""
@@ -206,14 +189,13 @@ class Holder(Service):
         self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
         self._closing = False
         self.notices.spec = spec.notices
-        self._sessions: set[str] = set()
-        """Clients that mapped the memory and are still there."""
+        self._sessions = set()
 
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> bytes:
         """Start the links, listen, begin this life; returns a Birth record."""
-        self.links, self.link_problems = await self._in_thread(
+        self.transfers.links, self.transfers.problems = await self._in_thread(
             lambda: start_links(
                 HolderMemory(self.memory, self.payloads, self.gpu),
                 self.spec.transport,
@@ -259,7 +241,7 @@ class Holder(Service):
         assert self.metrics is not None
         while not self._closing:
             await asyncio.sleep(self.spec.metrics_every_s)
-            points = [*collect(self.core), *link_points(dict(self.moved), dict(self.moved_s))]
+            points = [*collect(self.core), *link_points(dict(self.transfers.moved), dict(self.transfers.moved_s))]
             try:
                 await self._in_thread(partial(self.metrics.flush, points))
             except Exception:
@@ -275,8 +257,7 @@ class Holder(Service):
         await super().close()
         for task in (*self._tasks, *self._lasting):
             task.cancel()
-        for link in self.links.values():
-            await self._in_thread(link.close)
+        await self.transfers.close()
         if self.disk is not None:
             await self.disk.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -334,7 +315,7 @@ class Holder(Service):
                 case Send():
                     self.deliver(effect.to, effect.message)
                 case StartTransfer():
-                    self._spawn(self._transfer(effect))
+                    self._spawn(self.transfers.run(effect))
                 case DigestSlots():
                     self._spawn(self._digest(effect))
                 case WriteExtent() | ReadExtent() | DeleteExtent() | UploadExtent() | DropLocal():
@@ -390,188 +371,20 @@ class Holder(Service):
             logger.warning("payload cannot be read: %s", error)
             return (b"",) * len(slots)
 
-    # --- transfers -----------------------------------------------------------------------------
-
-    async def _transfer(self, effect: StartTransfer) -> None:
-        if effect.source == self.address:
-            moved = await self._in_thread(lambda: self._copy_here(effect))
-            self._feed(TransferDone(effect.token, moved))
-            return
-        spoil = UNSPOILT if self.door is None else self.door.next(effect, self.mesh.unreachable)
-        carried = [p for p in effect.pairs if p.slot not in spoil.failing]
-        pairs = [Pair(p.source_slot, p.slot, p.length) for p in carried]
-        began_s = time.monotonic()
-        results = spoil.fault or await self._over_links(effect, pairs)
-        if isinstance(results, TransferFault):
-            self._feed(TransferDone(effect.token, tuple(Moved(p.slot, None, results) for p in effect.pairs)))
-            return
-        kind, landed = results
-        self.last_link = {a: k for a, k in self.last_link.items() if a in self.mesh.members} | {effect.source: kind}
-        self.moved_s[kind] += time.monotonic() - began_s
-        moved = tuple(_moved(result) for result in landed)
-        self.moved[kind] += sum(p.length for p, m in zip(carried, moved, strict=True) if m.checksum is not None)
-        if self.door is not None:
-            moved, late = self.door.spoil(spoil, moved, {p.slot: p.length for p in carried})
-            moved += tuple(Moved(slot, None, TransferFault.FAILED) for slot in spoil.failing)
-            if late:
-                asyncio.get_running_loop().call_soon(self.door.land, late)
-        self._feed(TransferDone(effect.token, moved))
-        tokens = [r.token for r in landed if r.token is not None]
-        if tokens:
-            await self._until_quiet(effect.token, LinkKind(kind), tokens)
-
-    async def _over_links(
-        self, effect: StartTransfer, pairs: list[Pair]
-    ) -> tuple[str, list[PairResult]] | TransferFault:
-        """Over the best link that connects; once more with fresh regions where the peer's link began anew."""
-        if not pairs:
-            return TransferFault.FAILED
-        key = (effect.source, effect.incarnation)
-        while True:
-            known = key in self._regions
-            left = self.clock.left(effect.deadline_s)
-            try:
-                regions = await self._regions_of(effect.source, effect.incarnation, left)
-            except FabricError as error:
-                logger.info("%s: its regions are not known: %s", effect.source, error)
-                return TransferFault.PEER_LOST
-            try:
-                kind, landed = await self._in_thread(partial(self._fetch, regions, pairs, effect.deadline_s))
-            except FabricError as error:
-                logger.info("transfer from %s: %s", effect.source, error)
-                kind, landed = "", []
-            lost = not landed or any(r.failure in _FROM_ANEW for r in landed)
-            if lost:
-                self._regions.pop(key, None)
-            if lost and known and all(r.token is None for r in landed):
-                continue
-            return (kind, landed) if landed else TransferFault.FAILED
-
-    def _copy_here(self, effect: StartTransfer) -> tuple[Moved, ...]:
-        """In a thread: from slot to slot of this arena."""
-        failing = frozenset() if self.door is None else self.door.failing_copies(effect)
-        copies = [SlotCopy(p.source_slot, p.slot, p.length) for p in effect.pairs if p.slot not in failing]
-        try:
-            landed = dict(zip((c.target for c in copies), self.payloads.copy(copies), strict=True))
-        except RuntimeError as error:  # what torch raises where a GPU fails
-            logger.warning("copies within the arena failed: %s", error)
-            landed = {}
-        return tuple(
-            Moved(p.slot, landed[p.slot]) if p.slot in landed else Moved(p.slot, None, TransferFault.FAILED)
-            for p in effect.pairs
-        )
-
-    def _fetch(self, regions: tuple[Region, ...], pairs: list[Pair], deadline_s: float) -> tuple[str, list[PairResult]]:
-        """In a thread: over the best way that connects. Raises FabricError where none does."""
-        problems = []
-        for link, region in preferred(self.links, regions):
-            left = self.clock.left(deadline_s)
-            if left <= 0:
-                break
-            error = link.connect(region, left)
-            if error is None:
-                return str(link.kind), link.fetch(region, pairs, max(self.clock.left(deadline_s), 0.001))
-            problems.append(f"{link.kind}: {error.detail}")
-        raise FabricError("; ".join(problems) or "no link that both sides have")
-
-    async def _regions_of(self, source: str, incarnation: int, timeout_s: float) -> tuple[Region, ...]:
-        known = self._regions.get((source, incarnation))
-        if known is None:
-            reply = await self.mesh.ask(source, RegionsRequest("regions"), timeout_s)
-            if not isinstance(reply, Regions) or reply.incarnation != incarnation:
-                raise WireError(f"{source}: another incarnation answers")
-            known = tuple(Region.from_plain(msgpack.unpackb(raw, raw=False)) for raw in reply.regions)
-            for key in [key for key in self._regions if key[0] == source]:
-                del self._regions[key]
-            self._regions[source, incarnation] = known
-        return known
-
-    async def _until_quiet(self, token: int, kind: LinkKind, tokens: list[QuietToken]) -> None:
-        link = self.links[kind]
-        while not all(link.quiet(t) for t in tokens):  # noqa: ASYNC110 - a link is polled, it cannot call back
-            await asyncio.sleep(QUIET_POLL_S)
-        self._feed(TransferQuiet(token))
-
     # --- what this process answers itself ------------------------------------------------------
 
     def own_request(self, client: str, record: Any) -> Reply | None:
         match record:
-            case ArenaRequest():
-                self._maps_memory(client)
-                return self._arena_reply(record), [self._for_readers]
-            case GpuRequest():
-                self._maps_memory(client)
-                if self.gpu is None:
-                    raise FabricError("this holder's memory is no GPU's: ask for its arena")
-                return wire.encode(GpuReply(record.request, self.gpu.export()))
-            case SlotsRequest():
-                self._maps_memory(client)
-                return self._slots_reply(client, record)
             case SeriesRequest():
                 return wire.encode(SeriesReply(record.request, dumped(self.core.series())))
             case RegionsRequest():
-                regions = tuple(msgpack.packb(link.region().to_plain()) for link in self.links.values())
+                regions = self.transfers.regions()
                 return wire.encode(Regions(record.request, self.address, self.incarnation, regions))
             case Purge() if client == SUPERVISOR:
                 purged, effects = self.core.purge(record, self.clock.now())
                 self._carry_out(effects)
                 return wire.encode(purged)
-            case WriteSlots():
-                return wire.encode(self._write_slots(client, record))
-            case ReadSlots():
-                return wire.encode(self._read_slots(record))
         return super().own_request(client, record)
-
-    def _maps_memory(self, client: str) -> None:
-        """Raises FabricError for a client that cannot be handed descriptors."""
-        if not client.startswith(UNIX_CLIENT):
-            raise FabricError("memory is handed out over the holder's Unix socket only: use WriteSlots and ReadSlots")
-        self._sessions.add(client)
-
-    def _arena_reply(self, record: ArenaRequest) -> bytes:
-        layout, weights = self.memory.layout, self.core.ctx.weights
-        places = layout.places_plain()
-        reply = ArenaReply(record.request, self.address, self.incarnation, weights, layout.pools_plain(), places)
-        return wire.encode(reply)
-
-    def _slots_reply(self, client: str, record: SlotsRequest) -> Reply:
-        attempt = self.core.stores.attempts.get(record.attempt)
-        if attempt is None or attempt.client != client:
-            return wire.encode(Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open"))
-        return wire.encode(Done(record.request, None, "")), [self._for_writers]
-
-    def _write_slots(self, client: str, record: WriteSlots) -> Done:
-        attempt = self.core.stores.attempts.get(record.attempt)
-        if attempt is None or attempt.client != client:
-            return Done(record.request, Reason.ATTEMPT_SUPERSEDED, "the attempt is not open to this client")
-        own = {obj.slot: obj for obj in attempt.objects}
-        for slot, payload in record.writes:
-            obj = own.get(slot)
-            if obj is None or len(payload) != obj.length:
-                raise FabricError(f"slot {slot}: not one of the attempt's, or not its length")
-            self.payloads.write(slot, np.frombuffer(payload, dtype=np.uint8))
-        return Done(record.request, None, "")
-
-    def _read_slots(self, record: ReadSlots) -> Payload:
-        lease = self.core.ctx.leases.live.get(record.lease)
-        if lease is None or self.clock.now() >= lease.deadline_s:
-            return Payload(record.request, Reason.LEASE_EXPIRED, ())
-        if lease.weights != self.core.ctx.weights:
-            return Payload(record.request, Reason.WEIGHTS_MISMATCH, ())
-        slots = {
-            (run.group, run.shard, index): slot
-            for run in lease.proof.runs
-            for index, slot in zip(run.indices, run.slots.tolist(), strict=True)
-        }
-        payload = []
-        for index in record.indices:
-            slot = slots.get((record.group, record.shard, index))
-            if slot is None:
-                raise FabricError(f"group {record.group}, index {index}: not part of the lease")
-            payload.append(self.payloads.read(slot, int(self.memory.arena.lengths[slot])).tobytes())
-            if sum(map(len, payload)) > READ_BYTES_MAX:
-                raise FabricError(f"more than {READ_BYTES_MAX} bytes at once: ask for fewer indices")
-        return Payload(record.request, None, tuple(payload))
 
     # --- rehearsals ----------------------------------------------------------------------------
 
@@ -595,7 +408,7 @@ class Holder(Service):
                 return super().through_door(record)
         return Done(record.request, None, "")
 
-    def _faults_waiting(self) -> list[tuple[str, int | None, int | None, int]]:
+    def faults_waiting(self) -> list[tuple[str, int | None, int | None, int]]:
         """(fault, group, index, operations that will still meet it)."""
         disk = [] if self.disk is None else [(fault, None, None, left) for fault, left in self.disk.faults_left.items()]
         return [*([] if self.door is None else self.door.waiting()), *disk]
@@ -627,102 +440,9 @@ class Holder(Service):
             case "worth":
                 return json.dumps(self.core.drain.worth_of_all())
             case "health":
-                problems = dict(self.link_problems)
+                problems = dict(self.transfers.problems)
                 return json.dumps(health_of(self.core, problems, None if self.disk is None else self.disk.status()))
         return super().status_of(of)
 
-    def _disk_status(self) -> dict[str, Any] | None:
-        if self.disk is None:
-            return None
-        desk = self.core.disk
-        return self.disk.status() | {
-            "used_bytes": desk.extents.used_bytes,
-            "restoring": desk.restoring,
-            "restores_waiting": desk.waiting,
-            "restores_in_line": len(desk.line),
-            "moves_waiting": len(self.core.flow),
-            "restore_bytes_per_s": round(desk.rate.bytes_per_s),
-        }
-
-    def _host_status(self) -> dict[str, Any] | None:
-        """The tier of host memory below what readers map; None where there is none."""
-        host = self.core.disk.host
-        if not host.pools.pools:
-            return None
-        names = [g.name for g in self.spec.model.groups]
-        pools = [
-            {"group": names[group], "shard": shard, "slots": pool.slots, "free": len(pool.free)}
-            for (group, shard), pool in host.pools.pools.items()
-        ]
-        return {
-            "pools": pools,
-            "objects": len(host.pools.copies()),
-            "moving": host.at_work,
-            "bytes_per_s": round(self.core.disk.host_rate.bytes_per_s),
-        }
-
     def status(self) -> str:
-        ctx = self.core.ctx
-        names = [g.name for g in self.spec.model.groups]
-        pools = [
-            {
-                "group": names[p.group],
-                "kind": str(self.spec.model.groups[p.group].kind),
-                "shard": p.shard,
-                "slots": p.slots,
-                "free": len(p.free),
-                "evictable": p.evictable,
-                "slot_bytes": self.spec.model.groups[p.group].block_bytes,
-            }
-            for p in ctx.books.pools.values()
-        ]
-        return json.dumps(
-            {
-                "address": self.address,
-                "pid": os.getpid(),
-                "node": self.node,
-                "incarnation": self.incarnation,
-                "arena_bytes": self.memory.layout.size_bytes,
-                "grants": ctx.may_grant,
-                "draining": ctx.draining,
-                "drain": {"stage": str(self.core.drain.stage), **self.core.drain.counts},
-                "bypassed": ctx.bypassed,
-                "pools": pools,
-                "leases": len(ctx.leases.live),
-                "pinned_slots": sum(1 for obj in ctx.books.owner if obj is not None and obj.pins),
-                "faults": self._faults_waiting(),
-                "slots_lost": slots_lost(ctx.books) + self.core.disk.host.pools.lost(),
-                "quarantined_slots": sum(
-                    1 for obj in ctx.books.owner if obj is not None and obj.state.value == "quarantined"
-                ),
-                "attempts": len(self.core.stores.attempts),
-                "requests_refused": self.requests_refused,
-                "host_memory": self._host_status(),
-                "disk": self._disk_status(),
-                "links": [str(kind) for kind in self.links],
-                "link_problems": self.link_problems,
-                "moved_bytes": dict(self.moved),
-                "link_of": self.last_link,
-                "counters": dict(ctx.counters),
-                "costs": None if ctx.planning is None else ctx.planning.known(),
-                "placed_copies": {"prefixes": len(self.core.copies.copies), "bytes": self.core.copies.placed_bytes},
-            }
-        )
-
-
-_FROM_ANEW = frozenset({LinkFailure.PEER_LOST, LinkFailure.REFUSED, LinkFailure.UNAVAILABLE})
-"""Failures that a peer's link causes when it was started again: its region is another now."""
-
-_FAULTS = {
-    LinkFailure.PEER_LOST: TransferFault.PEER_LOST,
-    LinkFailure.REFUSED: TransferFault.PEER_LOST,
-    LinkFailure.TIMED_OUT: TransferFault.TIMED_OUT,
-}
-
-
-def _moved(result: PairResult) -> Moved:
-    if result.checksum is not None:
-        return Moved(result.dst_slot, result.checksum)
-    failure = result.failure
-    fault = TransferFault.FAILED if failure is None else _FAULTS.get(failure, TransferFault.FAILED)
-    return Moved(result.dst_slot, None, fault, quiet=result.token is None)
+        return json.dumps(holder_status(self))

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
-import os
 import time
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +21,7 @@ from ..fabric import wire
 from ..fabric.effects import Received, Send
 from ..fabric.identity import weights_digest16
 from ..fabric.kinds import FabricError
-from ..fabric.messages import Birth, Misuse, Purge, Purged, SeriesReply, SeriesRequest, StatusReply, StatusRequest
+from ..fabric.messages import Birth, Misuse
 from ..fabric.supervisor import (
     SUPERVISOR,
     Answered,
@@ -53,6 +50,7 @@ from .draining import Draining
 from .estate import Estate, inherit, key_of, left_s, until_unix_s
 from .holder import Holder
 from .info import FabricInfo, check_vector
+from .inquiries import Inquiries
 from .log_lines import tell, write_to
 from .mesh import Mesh
 from .rehearsal import Rehearsed, door_setup
@@ -65,10 +63,7 @@ logger = logging.getLogger(__name__)
 DIRECTORY = "directory:0"
 RECONCILE_S = 1.0
 PING_TIMEOUT_S = 3.0
-STATUS_TIMEOUT_S = 5.0
 STARTS_TRIED = 3
-PURGE_TIMEOUT_S = 10.0
-PURGE_EVERY_S = 0.2
 """Whoever waits for processes that failed to start so often is told; the supervisor goes on trying."""
 TOLD_TIMEOUT_S = 3.0
 WEIGHTS_KNOWN_MAX = 1024
@@ -80,7 +75,7 @@ def new_estate(spec: FabricSpec) -> Estate:
     return Estate(spec.model_dump_json(), new_secret(), weights, [weights], directory_shards=spec.directory_shards)
 
 
-class Supervisor(Draining, Scaling, Rehearsed):
+class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
     """Ray actor. Documented methods, which take and return bytes, JSON or plain values: ``describe``, ``status``,
     ``ready``, ``update_weights``, ``set_bypass``, ``drain``, ``shutdown``.
     """
@@ -437,101 +432,6 @@ class Supervisor(Draining, Scaling, Rehearsed):
         late = await self.mesh.flushed(up, TOLD_TIMEOUT_S)
         if late:
             logger.warning("%s: not told yet: %s", self.fabric, ", ".join(late))
-
-    async def status(self) -> str:
-        """JSON: every process with what it says of itself."""
-        assert self.mesh is not None
-        members = self.core.members().members
-        replies = await asyncio.gather(*(self._status_of(m.address) for m in members))
-        processes = {
-            address: {"life": str(p.life), "node": p.wanted.node, "failure": self.core.failures.get(address, "")}
-            for address, p in self.core.processes.items()
-        }
-        return json.dumps(
-            {
-                "fabric": self.fabric,
-                "pid": os.getpid(),
-                "model": self.spec.model.name,
-                "weights": self.estate.weights,
-                "bypassed": self.core.bypassed,
-                "supervisor": {"pid": os.getpid(), "incarnation": self.core.incarnation},
-                "scaling": self._scaling_status(),
-                "drains": [self._drain_summary(node) for node in self.core.drains],
-                "processes": processes,
-                "directory": [r for r in replies if is_directory(r.get("address", ""))],
-                "holders": [r for r in replies if not is_directory(r.get("address", ""))],
-            }
-        )
-
-    async def _status_of(self, address: str, of: str = "") -> Any:
-        assert self.mesh is not None
-        try:
-            reply = await self.mesh.ask(address, StatusRequest("status", of), STATUS_TIMEOUT_S)
-        except FabricError as error:
-            return {"address": address, "error": str(error)}
-        return json.loads(reply.status) if isinstance(reply, StatusReply) else {"address": address}
-
-    async def series(self) -> str:
-        """JSON: by address, the samples that each holder kept of its life (``fabric/series.py``)."""
-        assert self.mesh is not None
-        addresses = [m.address for m in self.core.members().members if m.shards]
-        replies = await asyncio.gather(*(self._series_of(address) for address in addresses))
-        return json.dumps(dict(zip(addresses, replies, strict=True)))
-
-    async def _series_of(self, address: str) -> list[Any]:
-        assert self.mesh is not None
-        try:
-            reply = await self.mesh.ask(address, SeriesRequest("series"), STATUS_TIMEOUT_S)
-        except FabricError as error:
-            logger.info("%s: its series is not known: %s", address, error)
-            return []
-        return list(json.loads(reply.samples)) if isinstance(reply, SeriesReply) else []
-
-    async def inquire(self, of: str) -> str:
-        """JSON: what each process answers to a question (``leases``, ``health``), by address; ``error`` where none came."""
-        assert self.mesh is not None
-        addresses = [m.address for m in self.core.members().members]
-        replies = await asyncio.gather(*(self._status_of(address, of) for address in addresses))
-        return json.dumps(dict(zip(addresses, replies, strict=True)))
-
-    async def purge(
-        self,
-        tenant: str | None,
-        namespace: bytes,
-        keys: list[tuple[int, bytes]],
-        *,
-        quarantine: bool = False,
-        timeout_s: float = PURGE_TIMEOUT_S,
-    ) -> str:
-        """JSON: what every holder took out (or barred), in as many passes as it took, and what is ``left``.
-
-        A holder that does not answer is in ``unanswered``: what it holds is not proven gone.
-        """
-        deadline = time.monotonic() + timeout_s
-        total: Counter[str] = Counter()
-        message = Purge("purge", tenant, namespace, tuple((unit, blob) for unit, blob in keys), quarantine)
-        while True:
-            addresses = [m.address for m in self.core.members().members if not is_directory(m.address)]
-            passed = await asyncio.gather(*(self._purge_at(address, message) for address in addresses))
-            answered = [p for p in passed if isinstance(p, Purged)]
-            for one in answered:
-                total.update(objects=one.objects, bytes=one.object_bytes, extents=one.extents, leases=one.leases)
-            missing = self.core.wanted - set(addresses)
-            unanswered = [a for a, p in zip(addresses, passed, strict=True) if not isinstance(p, Purged)]
-            unanswered += [address for address in missing if not is_directory(address)]
-            left = sum(p.left for p in answered)
-            if not (left or unanswered) or time.monotonic() >= deadline:
-                counts = {name: total[name] for name in ("objects", "bytes", "extents", "leases")}
-                return json.dumps({**counts, "holders": len(addresses), "left": left, "unanswered": sorted(unanswered)})
-            await asyncio.sleep(PURGE_EVERY_S)
-
-    async def _purge_at(self, address: str, message: Purge) -> Any:
-        assert self.mesh is not None
-        try:
-            return await self.mesh.ask(address, message, STATUS_TIMEOUT_S)
-        except FabricError as error:
-            logger.warning("%s: %s did not answer a purge: %s", self.fabric, address, error)
-            return None
 
     async def update_weights(self, revision: str) -> None:
         """Put a weights revision in force: everything older is unreachable once this returns."""
