@@ -106,6 +106,9 @@ class EventDesk:
         books = self.ctx.books
         if books.changes:
             changes, books.changes = books.changes, []
+            gone = [change.obj for change in changes if change.gone]
+            if gone:
+                self.ctx.journal.happened(self.ctx.now, "dropped", gone)
             for change in changes:
                 self.ctx.changes_told += 1
                 self._put(change)
@@ -122,13 +125,11 @@ class EventDesk:
         return self.ctx.now - min(since) if since else 0.0
 
     def _put(self, change: Change) -> None:
-        obj = change.obj
-        if change.gone:
-            self.ctx.journal.happened(self.ctx.now, "dropped", (obj,))
-        if obj.place is None:
+        obj, place = change.obj, change.obj.place
+        if place is None:
             self.ctx.counters["events_without_place"] += 1
             return
-        stream = self.streams[self.ctx.router.owner(obj.place.anchor)]
+        stream = self.streams[self.ctx.router.owner(place.anchor)]
         self._pend(stream, obj, gone=change.gone, evicted=change.evicted)
 
     def _pend(self, stream: ShardStream, obj: Obj, *, gone: bool, evicted: bool) -> None:
@@ -310,24 +311,30 @@ def runs_of(objects: Iterable[Obj], model: ModelSpec) -> Iterator[tuple[EventRun
 def _runs(changes: Iterable[_Pending], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
     """Changes of like objects that follow one another in a chain, as one run."""
     for (gone, evicted), same in groupby(changes, lambda change: (change.gone, change.evicted)):
-        for like in _alike(list(_ascending(change.obj for change in same)), gone=gone):
+        for like in _alike(list(_chained([change.obj for change in same])), gone=gone):
             yield _run(like, unit_of, gone=gone, evicted=evicted)
 
 
-def _ascending(objects: Iterable[Obj]) -> Iterator[Obj]:
-    """The objects, those that go back along a chain (what is evicted leaves from its far end) turned round.
+def _chained(objects: Sequence[Obj]) -> Iterator[Obj]:
+    """The objects along their chains, whatever the order they changed in (what is evicted leaves from its far end).
 
-    They are different ones and change alike, so their order is free.
+    They are different ones and change alike, so their order is free, and the fewer runs they make the better.
     """
-    back: list[Obj] = []
+    here = {(obj.group, obj.shard, obj.digest[:INDEX_DIGEST_BYTES]) for obj in objects}
+    following: dict[tuple[int, int, bytes], Obj] = {}
+    firsts = []
     for obj in objects:
-        if back:
-            place = back[-1].place
-            if place is None or not place.parent or place.parent != obj.digest[:INDEX_DIGEST_BYTES]:
-                yield from reversed(back)
-                back = []
-        back.append(obj)
-    yield from reversed(back)
+        key = (obj.group, obj.shard, obj.place.parent if obj.place is not None else b"")
+        if key in here and key not in following:
+            following[key] = obj
+        else:
+            firsts.append(obj)
+    for first in firsts:
+        at: Obj | None = first
+        while at is not None:
+            yield at
+            at = following.pop((at.group, at.shard, at.digest[:INDEX_DIGEST_BYTES]), None)
+    yield from following.values()  # only a chain that bites its own tail has no first
 
 
 def _alike(objects: list[Obj], *, gone: bool = False) -> Iterator[list[Obj]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .messages import Acquire, Answer
 from .objects import Obj
@@ -31,8 +32,7 @@ class Answered:
         return self.request.prompt.n
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One object, by what names it: what happened to it may since have freed the object itself."""
 
     group: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +93,7 @@ class Obj:
         return self.visible and self.state is State.SEALED and not self.pins
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """What the directory is to learn of one object: its state after the change."""
 
     obj: Obj

@@ -36,6 +36,28 @@ def test_what_is_stored_and_dropped_is_told_as_runs():
     assert bed.right(P)
 
 
+@pytest.mark.parametrize("turn", [list.copy, list.reverse, random.Random(3).shuffle], ids=["ahead", "back", "mixed"])
+def test_what_leaves_in_any_order_is_told_along_its_chains(turn):
+    bed = bed_with("a")
+    bed.store("a", P)
+    bed.store("a", Q)
+    books = bed.holders["a"].ctx.books
+    leaving = [
+        table[p.keys[0][1][i * 32 : i * 32 + 32]]
+        for table in books.table.values()
+        for p in (P, Q)
+        for i in range(20, 90)
+    ]
+    turn(leaving)
+    for obj in leaving:
+        books.evict(obj)
+    bed.drop("a", P, 10, 20)
+    gone = [m for _, _, m in bed.seen if isinstance(m, EventBatch)][-1].runs
+    assert sorted((run.first, len(run.digests) // 16) for run in gone) == [(10, 80), (20, 70)]
+    assert bed.found(P) == {"a": {*range(10), *range(90, 400)}}
+    assert bed.right(P, Q)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_events_in_any_order_and_twice_say_the_same(seed):
     rng = random.Random(seed)
