@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..fabric.identity import Extra, Namespace, PromptKeys, as_tokens, weights_digest16
+from ..fabric.identity import Extra, NamedKeys, Namespace, PromptKeys, as_tokens, weights_digest16
 from ..fabric.kinds import FabricError
 from ..fabric.messages import Objects, Prompt
 from ..fabric.model import ModelSpec
@@ -44,6 +44,15 @@ class Prompts:
         )
         extra = tuple(e if isinstance(e, Extra) else Extra(int(e[0]), bytes(e[1])) for e in key.get("extra", ()))
         return PromptKeys(self.model, namespace, as_tokens(tokens), extra)
+
+    def named(self, names: Sequence[bytes], scheme: str, key: Mapping[str, Any]) -> NamedKeys:
+        """Digests of blocks by an engine's hashes of that scheme under KEY. Raises FabricError for a chained model."""
+        if self.model.chained:
+            raise FabricError(
+                f"model {self.model.name!r}: only with chained: false are blocks named by an engine's hashes"
+            )
+        namespace = replace(self.keys((), key).namespace, hash_scheme=scheme)
+        return NamedKeys(self.model, namespace, as_tokens(()), names=tuple(names))
 
     def exact(self, keys: PromptKeys) -> PromptKeys:
         """The same prompt in the exact namespace."""

@@ -13,7 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from types import TracebackType
 from typing import Any, Self
 
@@ -137,6 +138,14 @@ class Session:
     def keys(self, tokens: Any, **key: Any) -> PromptKeys:
         """A prompt's digests, computed once: every call takes them in the place of tokens and of KEY."""
         return self._prompts.keys(tokens, key)
+
+    def named(self, names: Sequence[bytes], *, scheme: str, **key: Any) -> PromptKeys:
+        """Blocks that an engine names by hashes of its own, each of which stands for all before it: for every call, in
+        the place of tokens. ``scheme`` is the hashes' name and version; KEY must say what they leave out.
+
+        Raises FabricError for a fabric whose model is chained.
+        """
+        return self._prompts.named(names, scheme, key)
 
     def refresh(self) -> None:
         """Ask the fabric anew who runs where. Raises FabricError where none of this name and model runs."""
@@ -486,6 +495,19 @@ class Session:
             replies = in_turn(self._probe, batch)
         return [self._answer(reply) for reply in replies]
 
+    def present(self, tokens: Any, **key: Any) -> dict[str, int]:
+        """Which objects of a prompt this reader could use, wherever they lie: a bitmap by group. A hint, no promise."""
+        question = replace(self._acquire(self._prompts.keys(tokens, key), probe=True, explain=True), versions=False)
+        found = self._view(question, self._ask(question, ACQUIRE_TIMEOUT_S)).evidence()
+        return {g.name: reduce(or_, e.usable.values(), 0) for g, e in zip(self.model.groups, found, strict=True)}
+
+    def _view(self, asked: Acquire, reply: WireAnswer, readers: tuple[str, ...] | None = None) -> View:
+        """All that an explained answer says of a prompt."""
+        view = View(self.model, asked.prompt, asked.abis, readers or asked.readers)
+        view.columns = {(c.holder, c.group, c.shard): c for c in reply.columns}
+        view.unreachable, view.evicted = set(reply.unreachable), dict(reply.evicted)
+        return view
+
     def rank(self, tokens: Any, **key: Any) -> list[NodeRank]:
         """Every node that has a holder for each shard, best first: how far it could resume, what must be moved to it.
 
@@ -500,10 +522,7 @@ class Session:
             reply, readers = self._holders.anyone(asked, WireAnswer, RANK_TIMEOUT_S)
         except HolderLost:
             reply, readers = self._nobody(message), message.readers
-        view = View(self.model, message.prompt, message.abis, readers)
-        view.columns = {(c.holder, c.group, c.shard): c for c in reply.columns}
-        view.unreachable, view.evicted = set(reply.unreachable), dict(reply.evicted)
-        return rank_nodes(view, self._holders.by_node())
+        return rank_nodes(self._view(message, reply, readers), self._holders.by_node())
 
     def explain(self, tokens: Any, **key: Any) -> Explanation:
         """Per group, up to where it could serve, what cut the hit, and what would lengthen it."""

@@ -26,7 +26,7 @@ from .model import ModelSpec
 from .objects import Obj
 from .offers import Planning
 from .restores import Behalf, RestoreLimit
-from .segments import Router
+from .segments import Router, span_of
 from .series import Histogram
 from .tally import Tally
 from .wakes import Wake, Wakes
@@ -134,7 +134,7 @@ class HolderContext:
         self.incarnation = incarnation
         self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas), eviction=eviction)
         self.books.writing = writing
-        self.router = Router(config.shard_map or ShardMap(0, (config.directory,)))
+        self.router = Router(config.shard_map or ShardMap(0, (config.directory,)), span_of(model))
         """Which directory shard answers for which part of a chain."""
         self.changes_told = 0
         """Changes of objects handed to the event streams, over this life."""

@@ -36,7 +36,7 @@ from .messages import (
     Strip,
 )
 from .model import ModelSpec
-from .segments import SEGMENT_OBJECTS, Router
+from .segments import Router, span_of
 
 HOLDERS_MAX = 16_384
 FENCES_MAX = 4 * HOLDERS_MAX
@@ -113,7 +113,7 @@ class DirectoryCore:
         self.streams: dict[str, Stream] = {}
         self.fences: dict[str, int] = {}
         """The least incarnation of each holder that may still speak."""
-        self.index = ChainIndex(self.config.limits)
+        self.index = ChainIndex(self.config.limits, span_of(model))
         self._maps: list[Router] = []
         """Maps told since segments of other shards began to be let go."""
         self._waiting: list[_Waiting] = []
@@ -378,8 +378,8 @@ class DirectoryCore:
         """The segments that are this shard's by its newer map; the others are added to ``moved``."""
         mine = []
         for strip in strips:
-            for at in range(0, strip.count, SEGMENT_OBJECTS):
-                cut = strip.cut(at, SEGMENT_OBJECTS)
+            for at in range(0, strip.count, self.index.span):
+                cut = strip.cut(at, self.index.span)
                 if self._owns(cut.anchor):
                     mine.append(cut)
                 else:

@@ -34,6 +34,7 @@ Tokens = npt.NDArray[np.uint32]
 _LENGTH = struct.Struct("<Q")
 _LINK = b"\x01"
 _CUT = b"\x02"
+_NAMED = b"\x03"
 
 
 def _fields(*parts: bytes) -> bytes:
@@ -216,6 +217,26 @@ class PromptKeys:
                 known = b"".join(self._cuts(ends))
             self._by_unit[unit_tokens] = known
         return known
+
+
+@dataclass(slots=True)
+class NamedKeys(PromptKeys):
+    """Digests of blocks that an engine names by hashes of its own, for a model that is not ``chained``.
+
+    A hash stands for its block and all before it; what it leaves out is the namespace's to say. The blocks are
+    listed in any order; ``tokens`` stays empty, and the prompt counts one token more than its blocks have.
+    """
+
+    names: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._key = self.namespace.digest()
+        self._step = self.model.groups[0].unit_tokens
+        self._links = [blake3(_NAMED + _fields(name), key=self._key).digest() for name in self.names]
+        self._by_unit = {self._step: b"".join(self._links)}
+
+    def __len__(self) -> int:
+        return len(self.names) * self._step + 1
 
 
 TEST_VECTOR_TOKENS = tuple(range(1, 200))

@@ -66,6 +66,8 @@ class ChainIndex:
     """All chains of one directory shard. Lives are numbered by the caller's :meth:`begin_life`."""
 
     limits: IndexLimits = field(default_factory=IndexLimits)
+    span: int = SEGMENT_OBJECTS
+    """Objects a segment spans in what is asked."""
     lives: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Lives that count: number -> (holder, incarnation)."""
     tables: dict[int, Table] = field(default_factory=dict)
@@ -450,7 +452,7 @@ class ChainIndex:
         for strip in strips:
             table = self.tables.get(strip.unit)
             if table:
-                look(table, strip, seen)
+                look(table, strip, seen, self.span)
         return self._stripes(seen), evicted_of(seen)
 
     def editions(self, strips: Iterable[Strip]) -> tuple[Edition, ...]:
@@ -460,7 +462,7 @@ class ChainIndex:
     def _editions_of(self, strip: Strip) -> Edition:
         table = self.tables.get(strip.unit, {})
         told = []
-        for at in range(0, strip.count, SEGMENT_OBJECTS):
+        for at in range(0, strip.count, self.span):
             segment = table.get(strip.digests[at * KEY : at * KEY + KEY])
             last = self._gone_edition if segment is None else segment.edition
             told.append(max(last, self._lives_edition) << 1 | (segment is not None))

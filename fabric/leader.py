@@ -338,7 +338,7 @@ class Leader:
         op.view.unreachable.update(set(message.stale).difference(op.view.readers))
         if message.map is not None and message.map.shards and op.asks < ASKS_MAX:
             self.ctx.send(self.ctx.config.holder, message.map)
-            self._ask_shards(op, Router(message.map), message.moved)
+            self._ask_shards(op, replace(self.ctx.router, map=message.map), message.moved)
         elif not op.shards_awaited:
             self._directory_known(op)
 

@@ -8,7 +8,6 @@ from .bands import NOBODY
 from .bitmaps import ones
 from .chains import KEY, Owner, Segment
 from .messages import Piece, Strip
-from .segments import SEGMENT_OBJECTS
 
 
 class SeenOf:
@@ -24,16 +23,16 @@ class SeenOf:
 Seen = dict[Owner, SeenOf]
 
 
-def look(table: Mapping[bytes, Segment], strip: Strip, seen: Seen) -> None:
-    """Add what a strip's segments say: the hot loop of every lookup."""
+def look(table: Mapping[bytes, Segment], strip: Strip, seen: Seen, span: int) -> None:
+    """Add what a strip's segments, of ``span`` objects each, say: the hot loop of every lookup."""
     digests, total = strip.digests, strip.count
-    for at in range(0, total, SEGMENT_OBJECTS):
+    for at in range(0, total, span):
         segment = table.get(digests[at * KEY : at * KEY + KEY])
         if segment is None:
             continue
         segment.used = True
         base = strip.first + at
-        for run, end in segment.walk(digests, at, min(total - at, SEGMENT_OBJECTS)):
+        for run, end in segment.walk(digests, at, min(total - at, span)):
             inside = ones(end) if end < run.end else -1
             first, behind = base + run.first, base + end
             for owner, bits, versions in run.bands:

@@ -27,7 +27,7 @@ from .messages import Answer, Column, Prompt
 from .model import ModelSpec
 from .passport import Abi
 from .planner import View
-from .segments import SEGMENT_OBJECTS, narrow
+from .segments import narrow, span_of
 
 NOT_TOLD = ("", 0, 0)
 """The edition of a segment whose shard did not answer, or does not tell editions."""
@@ -87,18 +87,22 @@ class SegmentMemo:
     segments_max: int = 65_536
     bytes_max: int = 64 << 20
     bytes_used: int = 0
+    _span: int = field(init=False)
     _segments: OrderedDict[SegmentKey, _Segment] = field(default_factory=OrderedDict)
     _answers: OrderedDict[int, _Heard] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._span = span_of(self.model)
 
     def learn(self, prompt: Prompt, answer: Answer, now: float) -> None:
         """Take an answer to a question that asked for columns (``explain``)."""
         keys = {unit: narrow(wide) for unit, wide in prompt.keys}
         size = sum(len(blob) for blob in keys.values()) + sum(_size_bytes(column) for column in answer.columns)
         heard = _Heard(keys, answer.columns, answer.evicted, answer.unreachable, size)
-        told = {(unit, start): (edition, known) for unit, start, edition, known in _told(answer)}
+        told = {(unit, start): (edition, known) for unit, start, edition, known in _told(answer, self._span)}
         used = False
         for unit, blob in keys.items():
-            for start, anchor in _segments_of(blob):
+            for start, anchor in _segments_of(blob, self._span):
                 edition, known = told.get((unit, start), (NOT_TOLD, True))
                 used |= self._put((unit, anchor), _Segment(edition, known, now + self.ttl_s), heard)
         if used:
@@ -141,7 +145,7 @@ class SegmentMemo:
             best = self._as_if_present(view, unknown).found()
             if best.tokens != restored.tokens:
                 return None
-        begin = ones(SEGMENT_OBJECTS)
+        begin = ones(self._span)
         nothing = restored.status is Status.MISS and restored.cause is None
         cold = nothing and not any(bits & begin for bits in unknown.values())
         return Remembered(known.tokens, cold, restored.tokens if restored.tokens > known.tokens else 0)
@@ -150,8 +154,8 @@ class SegmentMemo:
         """Which answers speak of which objects; returns those that none speaks of."""
         unknown = 0
         count = len(keys) // INDEX_DIGEST_BYTES
-        for start, anchor in _segments_of(keys):
-            size = min(SEGMENT_OBJECTS, count - start)
+        for start, anchor in _segments_of(keys, self._span):
+            size = min(self._span, count - start)
             kept = self._segments.get((unit, anchor))
             if kept is None or now >= kept.until_s:
                 unknown |= ones(size) << start
@@ -200,7 +204,7 @@ class SegmentMemo:
     def drop(self, prompt: Prompt) -> None:
         """What was heard of a prompt's segments is outdated: it was refused, or the session stored some of it."""
         for unit, wide in prompt.keys:
-            for _, anchor in _segments_of(narrow(wide)):
+            for _, anchor in _segments_of(narrow(wide), self._span):
                 self._segments.pop((unit, anchor), None)
 
     def forget(self) -> None:
@@ -213,18 +217,18 @@ class SegmentMemo:
         return len(self._segments)
 
 
-def _segments_of(keys: bytes) -> Iterator[tuple[int, bytes]]:
-    """First object and anchor of each segment of index digests."""
-    step = SEGMENT_OBJECTS * INDEX_DIGEST_BYTES
+def _segments_of(keys: bytes, span: int) -> Iterator[tuple[int, bytes]]:
+    """First object and anchor of each segment of ``span`` index digests."""
+    step = span * INDEX_DIGEST_BYTES
     for at in range(0, len(keys), step):
         yield at // INDEX_DIGEST_BYTES, keys[at : at + INDEX_DIGEST_BYTES]
 
 
-def _told(answer: Answer) -> Iterator[tuple[int, int, Edition, bool]]:
+def _told(answer: Answer, span: int) -> Iterator[tuple[int, int, Edition, bool]]:
     for shard, epoch, unit, first, blob in answer.told:
         numbers = np.frombuffer(blob[: len(blob) // 8 * 8], "<u8").tolist()
         for place, number in enumerate(numbers):
-            yield unit, first + place * SEGMENT_OBJECTS, (shard, epoch, number >> 1), bool(number & 1)
+            yield unit, first + place * span, (shard, epoch, number >> 1), bool(number & 1)
 
 
 def _longest(branches: Sequence[_Heard], unit: int, keys: bytes, start: int, size: int) -> tuple[_Heard | None, int]:

@@ -100,6 +100,9 @@ class GroupSpec(BaseModel):
 class ModelSpec(BaseModel):
     """All cache groups of one model, in model order, and how it is sharded.
 
+    ``chained`` false: the one group's blocks are named singly, by an engine's own hashes, each of which stands for all
+    before it. Prompts list such blocks in any order and number; each is found by itself.
+
     Raises :class:`SpecError` from :meth:`load` with the field and the reason.
     """
 
@@ -112,10 +115,15 @@ class ModelSpec(BaseModel):
     drop_last_blocks: int = Field(default=0, ge=0, le=1 << 16)
     plan: Literal["longest", "cost"] = "longest"
     replay: bool = False
+    chained: bool = True
 
     @model_validator(mode="after")
     def _groups_fit_together(self) -> ModelSpec:
         by_name: dict[str, GroupSpec] = {}
+        first = self.groups[0]
+        plain = first.kind is ObjectKind.COMPRESSED_HISTORY and first.form is Form.BLOCKS and first.ratio == 1
+        if not self.chained and (len(self.groups) > 1 or not plain or first.lag_tokens or first.endpoint_tokens):
+            raise ValueError("chained: blocks named singly are those of one compressed_history group of ratio 1")
         for group in self.groups:
             if group.name in by_name:
                 raise ValueError(f"groups.{group.name}: the name stands twice")

@@ -47,7 +47,7 @@ from .objects import Obj, split
 from .passport import abi_refusal
 from .placing import Placer
 from .replay import replay_of
-from .segments import chain_place
+from .segments import stands_at
 from .tally import Outcome, Unreused, Way
 from .validation import Held, HeldRun, Proof, Verdict, prove
 from .wakes import Wake
@@ -218,19 +218,20 @@ class PartDesk:
                     continue
                 prompt = part.request.prompt
                 base, home = self.ctx.books.leaving.structure.rests_on(group, index, units)
+                position, place = stands_at(self.ctx.model, spec.unit_tokens, keys, index)
                 obj = Obj(
                     spec.kind,
                     group,
                     shard,
                     digest,
-                    (index + 1) * spec.unit_tokens,
+                    position,
                     prompt.namespace,
                     prompt.weights,
                     prompt.tenant,
                     revision or 0,
                     spec.block_bytes,
                     part.request.abis[group],
-                    place=chain_place(keys, index),
+                    place=place,
                     base=base,
                     home=home,
                 )

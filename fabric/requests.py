@@ -38,7 +38,7 @@ from .messages import (
     SwapOut,
 )
 from .model import ModelSpec
-from .segments import SEGMENT_OBJECTS
+from .segments import span_of
 from .tally import AuditOutcome
 
 PROMPT_TOKENS_MAX = 1 << 26
@@ -176,11 +176,12 @@ def _computed(record: Computed, model: ModelSpec) -> str | None:
 def _lookup(record: Lookup, model: ModelSpec) -> str | None:
     if len(record.strips) > STRIPS_MAX:
         return f"strips: {len(record.strips)} are more than {STRIPS_MAX}"
+    span = span_of(model)
     for strip in record.strips:
         if strip.unit not in model.units_tokens:
             return f"strips: no group has objects of {strip.unit} tokens"
-        if strip.first < 0 or strip.first % SEGMENT_OBJECTS:
-            return f"strips: {strip.first} is not where a segment of {SEGMENT_OBJECTS} objects begins"
+        if strip.first < 0 or strip.first % span:
+            return f"strips: {strip.first} is not where a segment of {span} objects begins"
         if not strip.digests or len(strip.digests) % INDEX_DIGEST_BYTES:
             return f"strips: {len(strip.digests)} bytes are no index digests of {INDEX_DIGEST_BYTES} bytes"
         if (strip.first + strip.count) * strip.unit > PROMPT_TOKENS_MAX:

@@ -60,7 +60,7 @@ class Structure:
             i for i, g in enumerate(model.groups) if g.kind is ObjectKind.COMPRESSED_HISTORY and g.form is Form.BLOCKS
         ]
         self.prefix = tuple(
-            g.form is Form.BLOCKS and g.kind in (ObjectKind.COMPRESSED_HISTORY, ObjectKind.INDEXER)
+            model.chained and g.form is Form.BLOCKS and g.kind in (ObjectKind.COMPRESSED_HISTORY, ObjectKind.INDEXER)
             for g in model.groups
         )
         self.home_group: int | None = blocks[0] if blocks else None

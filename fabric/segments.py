@@ -4,6 +4,8 @@ A segment is 256 consecutive objects of one chain, aligned to their index; its *
 digest of its first object, so all continuations that share that object share the segment. Shards
 own segments by rendezvous hash of the anchor: a hot system prompt is spread over all shards, a
 prompt asks each shard once, and when shards come or go only the segments that must move do.
+
+Blocks of a model that is not ``chained`` are a segment each: wherever a prompt lists one, it is found.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import xxhash
 
 from .kinds import INDEX_DIGEST_BYTES
 from .messages import Lookup, Mark, Prompt, ShardMap, Strip
+from .model import ModelSpec
 
 SEGMENT_OBJECTS = 256
 _WIDE = 32
@@ -30,6 +33,21 @@ class ChainPlace(NamedTuple):
 
     anchor: bytes
     parent: bytes
+
+
+def span_of(model: ModelSpec) -> int:
+    """Objects a segment spans."""
+    return SEGMENT_OBJECTS if model.chained else 1
+
+
+def stands_at(model: ModelSpec, unit_tokens: int, keys: bytes, index: int) -> tuple[int, ChainPlace]:
+    """Where object ``index`` of a prompt ends in its chain, in tokens, and its place there.
+
+    ``keys``: the prompt's digests, 32 bytes each. A block named singly is a chain by itself.
+    """
+    if model.chained:
+        return (index + 1) * unit_tokens, chain_place(keys, index)
+    return unit_tokens, chain_place(keys[index * _WIDE : (index + 1) * _WIDE], 0)
 
 
 def chain_place(keys: bytes, index: int) -> ChainPlace:
@@ -56,6 +74,8 @@ class Router:
     """Which shard owns which segment, under one epoch of the shard map. Raises ValueError for a map without shards."""
 
     map: ShardMap
+    span: int = SEGMENT_OBJECTS
+    """Objects a segment spans (:func:`span_of`)."""
     _seeds: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +110,7 @@ class Router:
         """What to ask each shard of a prompt: its segments' index digests. ``only``: (unit, first index) of segments."""
         strips: dict[str, list[Strip]] = {}
         wanted = None if only is None else set(only)
-        step = SEGMENT_OBJECTS * INDEX_DIGEST_BYTES
+        step = self.span * INDEX_DIGEST_BYTES
         for unit, wide in prompt.keys:
             keys = narrow(wide)
             for start in range(0, len(keys), step):

@@ -20,7 +20,7 @@ from .kinds import Reason
 from .lifecycle import State
 from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
 from .objects import Obj, slot_run, split
-from .segments import chain_place
+from .segments import stands_at
 from .wakes import Wake
 
 CHECKSUM_BYTES = 16
@@ -124,19 +124,20 @@ class StoreDesk:
                         kept.append(there)
                     continue
                 base, home = rests_on(item.objects.group, index, units)
+                position, place = stands_at(ctx.model, spec.unit_tokens, keys, index)
                 obj = Obj(
                     spec.kind,
                     item.objects.group,
                     item.objects.shard,
                     digest,
-                    (index + 1) * spec.unit_tokens,
+                    position,
                     prompt.namespace,
                     prompt.weights,
                     prompt.tenant,
                     item.revision,
                     item.length,
                     item.abi,
-                    place=chain_place(keys, index),
+                    place=place,
                     base=base,
                     home=home,
                 )

@@ -45,7 +45,8 @@ def prompt_of(name: int, tokens: int) -> Prompt:
 class Bed:
     """``hold(sender, to, message)`` True keeps a message back in ``kept``; everything else is delivered in order."""
 
-    def __init__(self, *, slots: int = 4096, **config: Any) -> None:
+    def __init__(self, *, slots: int = 4096, model: ModelSpec = MODEL, **config: Any) -> None:
+        self.model = model
         self.now = 0.0
         self.queue: deque[tuple[str, str, Any]] = deque()
         self.kept: list[tuple[str, str, Any]] = []
@@ -62,7 +63,7 @@ class Bed:
     def directory(self, name: str = "directory:0", shards: ShardMap | None = None) -> DirectoryCore:
         """A fresh life of a shard: empty, with a new epoch."""
         self.epochs += 1
-        core = DirectoryCore(name, MODEL, self.epochs, DirectoryConfig(), shards)
+        core = DirectoryCore(name, self.model, self.epochs, DirectoryConfig(), shards)
         self.directories[name] = core
         return core
 
@@ -70,7 +71,7 @@ class Bed:
         layout = ArenaLayout([PoolLayout(0, 0, self.slots, 16)])
         config = HolderConfig(name, name, grants_always=True, **self.config)
         arena = heap_arena(layout, incarnation)
-        core = HolderCore(config, MODEL, arena, incarnation, weights_digest16("v1"))
+        core = HolderCore(config, self.model, arena, incarnation, weights_digest16("v1"))
         self.holders[name] = core
         self.take(name, core.start(self.now))
         self.run()
