@@ -77,7 +77,7 @@ class AtHand:
         """The answer, its lease granted; None where the question takes the whole path. Changes nothing then."""
         ctx, prompt = self.ctx, message.prompt
         plain = not (message.graph or message.explain or message.prefetch or ctx.config.verify_always)
-        if not plain or ctx.bypassed or self.parts.lease_refusal(prompt) is not None:
+        if not plain or ctx.bypassed or self.parts.grants.refusal(prompt) is not None:
             return None
         standing = self.standing.find(message, ctx.books)
         if standing is None:
@@ -92,7 +92,7 @@ class AtHand:
         if not message.probe:
             here = ctx.config.holder
             asked = PartGrant("", min(message.lease_s, ctx.config.lease_s_max), message.graph, client)
-            record = self.parts.lease(here, asked, standing.proof, prompt)
+            record = self.parts.grants.lease(here, asked, standing.proof, prompt)
             part = part_of(record, here, ctx.incarnation)
             grant = LeaseGrant(here, record.lease, tokens, record.deadline_s, prompt.weights, (part,))
         lost = standing.tokens_lost_to_alignment

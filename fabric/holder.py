@@ -328,7 +328,7 @@ class HolderCore:
         """Only exchanges that wait for this very peer care; everything else has its own time-out."""
         op = getattr(message, "op", None)
         if isinstance(op, str):
-            self.parts.unreachable(to, op)
+            self.parts.fetches.unreachable(to, op)
             self.leader.unreachable(to, op)
             self.intake.unreachable(to, op)
             self.drain.unreachable(to, op)
@@ -358,7 +358,7 @@ class HolderCore:
 
     def _pin_reply(self, peer: str, message: PinReply) -> None:
         if not self.leader.pin_reply(peer, message) and not self.intake.pin_reply(peer, message):
-            self.parts.pin_reply(peer, message)
+            self.parts.fetches.pin_reply(peer, message)
 
     def _taken(self, peer: str, message: Taken) -> None:
         if not self.warming.taken(peer, message):
@@ -366,7 +366,7 @@ class HolderCore:
 
     def _pin_ended(self, peer: str, message: PinEnded) -> None:
         if not self.intake.pin_ended(peer, message):
-            self.parts.pin_ended(peer, message)
+            self.parts.fetches.pin_ended(peer, message)
 
     def _drop(self, client: str, message: Drop) -> None:
         books = self.ctx.books

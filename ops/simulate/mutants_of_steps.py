@@ -14,6 +14,8 @@ from ...fabric.books import Books
 from ...fabric.directory import DirectoryCore, Stream
 from ...fabric.disk import DiskDesk
 from ...fabric.effects import DiskRead, Moved, TransferDone
+from ...fabric.fetching import FetchDesk
+from ...fabric.grants import GrantDesk
 from ...fabric.holdings import Holdings
 from ...fabric.intake import Incoming, IntakeDesk
 from ...fabric.kinds import ObjectKind, Reason
@@ -22,8 +24,8 @@ from ...fabric.lifecycle import State
 from ...fabric.lives import Lives
 from ...fabric.messages import Done, LeaseGrant, LeasePart, PinEnd, Prompt, SourceRun, StoreCommit
 from ...fabric.objects import Obj, split
-from ...fabric.parts import Arriving, Part, PartDesk, Source
 from ...fabric.pins import PinDesk, SourcePin
+from ...fabric.shares import Arriving, Part, Source
 from ...fabric.stores import CHECKSUM_BYTES, StoreDesk
 from ...fabric.validation import Proof
 from .patches import Patches, call
@@ -86,16 +88,16 @@ def standing(patches: Patches) -> None:
 
 def version_reread(patches: Patches) -> None:
     """The source is not asked again."""
-    patches.put(PartDesk, "unchanged_at_source", lambda *_: True)
+    patches.put(FetchDesk, "unchanged_at_source", lambda *_: True)
 
 
 def digest(patches: Patches) -> None:
     """A transfer that reports no fault brought the right bytes."""
 
-    def landed(_: PartDesk, __: Arriving, moved: Moved) -> bool:
+    def landed(_: FetchDesk, __: Arriving, moved: Moved) -> bool:
         return moved.fault is None
 
-    patches.put(PartDesk, "landed_whole", landed)
+    patches.put(FetchDesk, "landed_whole", landed)
 
 
 def drain_digest(patches: Patches) -> None:
@@ -121,7 +123,7 @@ def trust_directory(patches: Patches) -> None:
             pin.runs.append(run)
         return None
 
-    def fit(_: PartDesk, __: Part, source: Source, runs: tuple[SourceRun, ...]) -> bool:
+    def fit(_: FetchDesk, __: Part, source: Source, runs: tuple[SourceRun, ...]) -> bool:
         at = {(a.obj.group, a.obj.shard, a.index): a for a in source.arriving}
         for run in runs:
             for place, index in enumerate(run.slots.indices):
@@ -132,27 +134,28 @@ def trust_directory(patches: Patches) -> None:
         return True
 
     patches.put(PinDesk, "_find", find)
-    patches.put(PartDesk, "_promises_fit", fit)
+    patches.put(FetchDesk, "_promises_fit", fit)
 
 
 def grant_before_proof(patches: Patches) -> None:
     """What is being fetched counts as here once its transfer has begun."""
-    transfer = vars(PartDesk)["_transfer"]
+    transfer = vars(FetchDesk)["_transfer"]
 
-    def begin(desk: PartDesk, part: Part, source: Source, arriving: list[Arriving]) -> None:
+    def begin(desk: FetchDesk, part: Part, source: Source, arriving: list[Arriving]) -> None:
         transfer(desk, part, source, arriving)
         source.ended = True
         for a in arriving:
             call(desk, "_arrived", part, a)
         call(desk, "_advance", part)
 
-    def ended(desk: PartDesk, event: TransferDone) -> None:
-        part, source, _ = vars(desk)["_transfers"].pop(event.token)
+    def ended(desk: FetchDesk, event: TransferDone) -> bool:
+        part, source, *_ = vars(desk)["_transfers"].pop(event.token)
         source.transferring -= 1
         desk.ctx.send(source.holder, PinEnd(part.request.op, ()))
+        return True
 
-    patches.put(PartDesk, "_transfer", begin)
-    patches.put(PartDesk, "transferred", ended)
+    patches.put(FetchDesk, "_transfer", begin)
+    patches.put(FetchDesk, "transferred", ended)
 
 
 # --- slots -------------------------------------------------------------------------------------------
@@ -206,13 +209,13 @@ def floors_only_planned(patches: Patches) -> None:
 
 def quota_at_start(patches: Patches) -> None:
     """A tenant's leases are counted when it asks, and not when it is granted one."""
-    honest = vars(PartDesk)["lease_refusal"]
+    honest = vars(GrantDesk)["refusal"]
 
-    def refusal(desk: PartDesk, prompt: Prompt) -> Reason | None:
+    def refusal(desk: GrantDesk, prompt: Prompt) -> Reason | None:
         refused: Reason | None = honest(desk, prompt)
         return None if refused is Reason.QUOTA else refused
 
-    patches.put(PartDesk, "lease_refusal", refusal)
+    patches.put(GrantDesk, "refusal", refusal)
 
 
 def move_under_graph(patches: Patches) -> None:

@@ -288,7 +288,7 @@ def test_a_lease_is_built_only_from_a_proof() -> None:
     assert calls_of("Proof") == {("validation.py", "prove")}
     assert calls_of("LeaseRecord") == {("leases.py", "grant")}
     assert calls_of("LeaseBook") == {("context.py", "__init__")}
-    assert calls_of("grant") == {("parts.py", "lease")}
+    assert calls_of("grant") == {("grants.py", "lease")}
     assert calls_of("prove") == {("parts.py", "_prove"), ("at_hand.py", "_proof")}
     assert calls_of("no_such_function_anywhere") == set()
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kvfabric.fabric import passport
+from kvfabric.fabric.fetching import FetchDesk
 from kvfabric.fabric.kinds import Reason
-from kvfabric.fabric.parts import PartDesk
 from kvfabric.fabric.passport import AbiPassport
 from kvfabric.ops.cli import main
 from kvfabric.ops.simulate.mutants import MUTANTS, SEEDS, STEPS_A_SEED, UNMUTATED, Mutant, hunt, hunt_none
@@ -24,18 +24,18 @@ def test_the_simulation_finds(mutant: Mutant) -> None:
 
 def test_every_mistake_is_undone() -> None:
     one, two = AbiPassport().abi(), AbiPassport(kernel_abi=2).abi()
-    honest = vars(PartDesk)["landed_whole"]
+    honest = vars(FetchDesk)["landed_whole"]
     for mutant in MUTANTS:
         with Patches() as patches:
             mutant.apply(patches)
     assert passport.abi_refusal(one, two) is Reason.ABI_MISMATCH
-    assert vars(PartDesk)["landed_whole"] is honest
+    assert vars(FetchDesk)["landed_whole"] is honest
     assert not hunt_none(seeds=(1,)).found
 
 
 def test_a_name_that_the_core_does_not_have_cannot_be_replaced() -> None:
     with Patches() as patches, pytest.raises(AttributeError):
-        patches.put(PartDesk, "no_such_step", None)
+        patches.put(FetchDesk, "no_such_step", None)
 
 
 def test_one_mistake_is_hunted_by_name(capsys: pytest.CaptureFixture[str]) -> None:
