@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ..transport.loop_share import LoopShare
 from .clock import Clock
+
+LATE_S_MAX = 0.05
+"""It rings that late at most, however much the loop has to do."""
 
 
 class Alarm:
-    """Set after every step. One that is due no later than asked stays: setting a timer costs more than a step too many."""
+    """Set after every step. One that is due no later than asked stays: setting a timer costs more than a step too many.
 
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+    ``share``: what is done as it rings leaves the loop to live requests for a while.
+    """
+
+    def __init__(self, clock: Clock, ring: Callable[[], None], share: LoopShare | None = None) -> None:
         self._clock = clock
         self._ring = ring
+        self._share = share or LoopShare()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
 
@@ -33,5 +41,12 @@ class Alarm:
             self._timer = None
 
     def _rings(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = self._share.pause_s
+        if pause_s and self._clock.left(self._due_s) > -LATE_S_MAX:
+            self._timer = loop.call_later(pause_s, self._rings)
+            return
         self._timer = None
+        began = loop.time()
         self._ring()
+        self._share.used(loop.time() - began)

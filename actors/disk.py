@@ -11,6 +11,7 @@ from ..fabric.effects import Event
 from ..fabric.restores import RestoreLimit
 from ..transport.disk.driver import DiskSettings, DiskTier
 from ..transport.disk.protocol import RemoteSetup
+from ..transport.loop_share import LoopShare
 from ..transport.memfd import ArenaMemory
 from .spec import DiskSpec, FabricSpec, RemoteSpec
 
@@ -36,7 +37,14 @@ def restore_settings(disk: DiskSpec | None) -> dict[str, Any]:
 
 
 def disk_tier(
-    spec: FabricSpec, memory: ArenaMemory, tell: Callable[[Event], None], *, fabric: str, address: str, node: str
+    spec: FabricSpec,
+    memory: ArenaMemory,
+    tell: Callable[[Event], None],
+    share: LoopShare,
+    *,
+    fabric: str,
+    address: str,
+    node: str,
 ) -> DiskTier | None:
     """The tier of one holder, not started yet; None where the spec names no disk.
 
@@ -58,7 +66,7 @@ def disk_tier(
         passports=tuple(dict.fromkeys(spec.passport(group) for group in spec.model.groups)),
         remote=None if disk.remote is None else _remote_setup(disk.remote),
     )
-    return DiskTier(settings, memory, tell)
+    return DiskTier(settings, memory, tell, share)
 
 
 def _remote_setup(remote: RemoteSpec) -> RemoteSetup:

@@ -169,7 +169,7 @@ class Holder(MemoryService):
         )
         self.door = TransferDoor(self.core) if spec.testing else None
         self.disk = disk_tier(
-            spec, self.memory, self._from_disk, fabric=self.fabric, address=self.address, node=self.node
+            spec, self.memory, self._from_disk, self.share, fabric=self.fabric, address=self.address, node=self.node
         )
         self.transfers = Transfers(
             self.address,
@@ -186,7 +186,7 @@ class Holder(MemoryService):
         """Work in flight: while there is any, this process is not at rest."""
         self._lasting: list[asyncio.Task[None]] = []
         """What goes on as long as this process lives; it is no work in flight."""
-        self._alarm = Alarm(self.clock, lambda: self._feed(Tick()))
+        self._alarm = Alarm(self.clock, lambda: self._feed(Tick()), self.share)
         self._closing = False
         self.notices.spec = spec.notices
         self._sessions = set()

@@ -13,7 +13,7 @@ swapped out goes there first, and what comes from the disk comes through it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .context import HolderContext
@@ -46,6 +46,9 @@ from .remote_copies import RemoteCopies
 from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
 from .segments import ChainPlace
 from .tally import Outcome, Way
+
+Landed = tuple[Obj, int | None, Reason | None]
+"""An object that was read, the extent it counts for, and why its bytes may not be used."""
 
 GOOD_AFTER_RETRY = frozenset({Reason.DISK_UNAVAILABLE, Reason.RESTORE_FAILED})
 """Failures that say nothing of the bytes: the object stays on its tier, unmarked."""
@@ -111,7 +114,8 @@ class DiskDesk:
     def bytes_before(self, place_s: float = float("inf")) -> float:
         """What is being read, and what goes before that place (:meth:`weight_bytes`)."""
         reading = sum(reading.weight_bytes for reading in self._reading.values())
-        return reading + sum(map(self._weight, self._queue.before(place_s)))
+        disk, host = self._queue.bytes_before(place_s)
+        return reading + disk + host * self._host_weight
 
     def expected_s(self, nbytes: float, place_s: float = float("inf")) -> float:
         """When that many bytes (:meth:`weight_bytes`) would be here, behind what goes before that place."""
@@ -128,7 +132,11 @@ class DiskDesk:
         return sum(size_bytes if obj is None else self._weight(obj) for obj in found)
 
     def _weight(self, obj: Obj) -> float:
-        return obj.length if obj.below < 0 else obj.length * self.rate.bytes_per_s / self.host_rate.bytes_per_s
+        return obj.length if obj.below < 0 else obj.length * self._host_weight
+
+    @property
+    def _host_weight(self) -> float:
+        return self.rate.bytes_per_s / self.host_rate.bytes_per_s
 
     @property
     def takes_writes(self) -> bool:
@@ -508,6 +516,7 @@ class DiskDesk:
         reading = self._reading.pop(event.token, None)
         if reading is None:
             return
+        landed: list[Landed] = []
         halfway: list[tuple[Obj, int | None]] = []
         good_bytes = 0
         for result in event.restored:
@@ -515,13 +524,14 @@ class DiskDesk:
             refused = self.restore_refusal(obj, result.checksum, result.refused)
             good_bytes += obj.length if refused is None else 0
             if result.slot == obj.slot:
-                self._landed(obj, extent, refused, reading.since_s)
+                landed.append((obj, extent, refused))
             elif refused is None and obj.state is State.RESTORING:
                 self.host.pools.stand(result.slot, obj)
                 halfway.append((obj, extent))
             else:
                 self.host.pools.give_up(result.slot)
-                self._landed(obj, extent, refused, reading.since_s)
+                landed.append((obj, extent, refused))
+        self._land(landed, reading.since_s)
         busy_s = self.rate.done(good_bytes, reading.since_s, self.ctx.now)
         self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
         if halfway:
@@ -536,6 +546,7 @@ class DiskDesk:
                 return False
             self._go_on()
             return True
+        landed: list[Landed] = []
         good_bytes = 0
         for moved in event.moved:
             obj, extent = reading.objects.pop(moved.slot)
@@ -550,7 +561,9 @@ class DiskDesk:
                 if refused is Reason.CHECKSUM_MISMATCH and obj.below == copy and obj.on_disk is not None:
                     self._try_the_disk(obj, extent)
                 else:
-                    self._landed(obj, extent, refused, reading.since_s)
+                    landed.append((obj, extent, refused))
+        self._land(landed, reading.since_s)
+        for copy in reading.below.values():
             self.host.pools.give_back(copy)
         busy_s = self.host_rate.done(good_bytes, reading.since_s, self.ctx.now)
         self.ctx.learn(Measured(Work.COPY, good_bytes, busy_s))
@@ -581,25 +594,39 @@ class DiskDesk:
         self.host.quiet(token)
         self._go_on()
 
-    def _landed(self, obj: Obj, extent: int | None, refused: Reason | None, since_s: float) -> None:
-        """What was read for an object since then stands in its slot, or the reason it does not."""
-        self._queue.arrived(obj, extent)
-        self._unreserve(obj)
-        if obj.state is State.QUARANTINED:
-            self.ctx.books.quiet(obj)
-            refused = Reason.VERSION_CHANGED
-        elif refused is None:
-            self.ctx.books.restored(obj, obj.checksum)
-            self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.SUCCEEDED)
-            self.ctx.tally.swap_in_s[obj.kind].add(self.ctx.now - since_s)
-            self.ctx.counters["restored_objects"] += 1
-            self.ctx.counters["restored_bytes"] += obj.length
-        else:
-            self._fall_back(obj, refused, for_good=refused not in GOOD_AFTER_RETRY)
-            self.ctx.counters["restores_failed"] += 1
-        if refused is not None:
-            self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.FAILED, refused)
-        self.ctx.arrived(obj, refused)
+    def _land(self, landed: Sequence[Landed], since_s: float) -> None:
+        """What was read for objects since then stands in their slots, or the reason it does not.
+
+        Those that stand do so together: one by one they would take three times as long, and requests wait meanwhile.
+        """
+        good, told = list[Obj](), list[tuple[Obj, Reason | None]]()
+        for obj, extent, refused in landed:
+            self._queue.arrived(obj, extent)
+            self._unreserve(obj)
+            if obj.state is State.QUARANTINED:
+                self.ctx.books.quiet(obj)
+                told.append((obj, Reason.VERSION_CHANGED))
+            elif refused is None:
+                good.append(obj)
+                told.append((obj, None))
+            else:
+                self._fall_back(obj, refused, for_good=refused not in GOOD_AFTER_RETRY)
+                self.ctx.counters["restores_failed"] += 1
+                told.append((obj, refused))
+        self._stand(good, since_s)
+        for obj, refused in told:
+            if refused is not None:
+                self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.FAILED, refused)
+            self.ctx.arrived(obj, refused)
+
+    def _stand(self, objects: Sequence[Obj], since_s: float) -> None:
+        tally = self.ctx.tally
+        self.ctx.books.restored_all(objects)
+        for obj in objects:
+            tally.recovery(Way.RESTORE, obj.kind, Outcome.SUCCEEDED)
+            tally.swap_in_s[obj.kind].add(self.ctx.now - since_s)
+        self.ctx.counters["restored_objects"] += len(objects)
+        self.ctx.counters["restored_bytes"] += sum(obj.length for obj in objects)
 
     def restore_refusal(self, obj: Obj, checksum: bytes | None, refused: Reason | None) -> Reason | None:
         """Why restored bytes may not be used; None where their digest is the recorded one."""
@@ -607,12 +634,17 @@ class DiskDesk:
             return refused
         return None if checksum == obj.checksum else Reason.CHECKSUM_MISMATCH
 
-    def start_due(self) -> bool:
-        """Let the first in line start, if it is its turn; whether it did. What it reserves is seen by the next."""
-        turn = self.line.next()
+    @property
+    def turn_due(self) -> bool:
+        """Whether somebody in line may start."""
+        return self.line.first() is not None
+
+    def start_due(self) -> None:
+        """Let the first in line start, if it is its turn. What it reserves is seen by the next."""
+        turn = self.line.first()
         if turn is not None:
+            self.line.leave(turn)
             turn.start()
-        return turn is not None
 
     def in_hand(self) -> Iterator[Obj]:
         """Every object whose slot a restore answers for."""

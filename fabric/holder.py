@@ -111,6 +111,7 @@ from .scrub import Scrubber
 from .series import Sample
 from .stores import StoreDesk
 from .tally import Unreused
+from .wakes import Wake
 from .warming import WarmDesk
 from .writing import DiskAdmission
 
@@ -154,6 +155,7 @@ class HolderCore:
         self.sampler = Sampler(self.ctx, self.disk)
         self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes, config.holder)
         self._flow_due_s: float | None = None
+        self._turn: Wake | None = None
         self.weights_number = 0
         self.mode_number = 0
         self.supervisor = 0
@@ -263,7 +265,7 @@ class HolderCore:
                 self.graphs.client_gone(event.peer)
                 self.leader.client_gone(event.peer)
             case Tick():
-                pass
+                self.disk.start_due()  # here alone, in a step of its own: live requests come between any two
         return self._settle()
 
     def purge(self, message: Purge, now: float) -> tuple[Purged, list[Effect]]:
@@ -296,9 +298,8 @@ class HolderCore:
         self._drain_local()
         self.leader.room_gained()
         self._drain_local()
-        if self.disk.start_due():
-            self._drain_local()
-            ctx.wake_at(ctx.now, self._next_turn)  # the next in a step of its own: live requests come between
+        if self.disk.turn_due and (self._turn is None or self._turn.call is None):
+            self._turn = ctx.wake_at(ctx.now, self._next_turn)
         self.drain.look()
         while self.disk.forget_dropped():
             self._drain_local()
@@ -311,7 +312,7 @@ class HolderCore:
         return effects
 
     def _next_turn(self) -> None:
-        """Nothing to do but to settle, where the next in line to restore, and the next bytes, get their turn."""
+        """Nothing to do but to have a Tick come, in which the next in line to restore, and the next bytes, get their turn."""
 
     def _drain_local(self) -> None:
         while self.ctx.local:

@@ -35,6 +35,10 @@ class Lives(Holdings):
         for i, obj in enumerate(objects):
             obj.advance(Verb.SEAL)
             obj.checksum = checksums[16 * i : 16 * i + 16]
+        self._record_all(objects, checksums)
+
+    def _record_all(self, objects: Sequence[Obj], checksums: bytes) -> None:
+        """:meth:`_record` for objects whose checksums are set."""
         slots = np.array([obj.slot for obj in objects], dtype=np.int64)
         lengths, revisions = [obj.length for obj in objects], [obj.revision for obj in objects]
         self.lengths[slots], self.revisions[slots] = lengths, revisions
@@ -95,18 +99,25 @@ class Lives(Holdings):
             self._became_evictable(obj)
         self._changed(Change(obj, gone=False, evicted=False))
 
-    def restored(self, obj: Obj, checksum: bytes) -> None:
-        """A RESTORING object's bytes stand and are verified."""
-        obj.advance(Verb.SWAPPED_IN)
-        self._record(obj, checksum)
-        self.last_use[obj.slot] = self.tick
-        self.settled[obj.slot] = True
-        self.leaving.link(obj)
-        self._arrived((obj.group, obj.shard), [obj])
-        self._serve(obj)
-        if obj.evictable:
-            self._became_evictable(obj)
-        self._changed(Change(obj, gone=False, evicted=False))
+    def restored_all(self, objects: Sequence[Obj]) -> None:
+        """The bytes of RESTORING objects stand, and are those of their checksums."""
+        if not objects:
+            return
+        for obj in objects:
+            obj.advance(Verb.SWAPPED_IN)
+        self._record_all(objects, b"".join(obj.checksum for obj in objects))
+        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
+        self.last_use[slots] = self.tick
+        self.settled[slots] = True
+        for obj in objects:
+            self.leaving.link(obj)
+        for key, run in groupby(objects, key=lambda obj: (obj.group, obj.shard)):
+            self._arrived(key, list(run))
+        for obj in objects:
+            self._serve(obj)
+            if obj.evictable:
+                self._became_evictable(obj)
+            self._changed(Change(obj, gone=False, evicted=False))
 
     def restore_failed(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
         """A RESTORING object falls back to its tier, marked bad if its bytes there are."""

@@ -7,7 +7,9 @@ so it overtakes everyone who comes later than that: nobody waits for ever.
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +85,8 @@ class RestoreQueue:
         self.limits = tuple(limits)
         self._heaps: dict[tuple[ObjectKind, bool], list[tuple[float, int, Obj]]] = {}
         """By kind, and whether they lie in host memory."""
+        self._waiting_bytes: tuple[Counter[float], Counter[float]] = (Counter(), Counter())
+        """Of what waits on disk and in host memory, by the second of its place."""
         self._bytes: Counter[ObjectKind] = Counter()
         self._extents: dict[ObjectKind, Counter[int]] = {}
         self._count = 0
@@ -96,26 +100,42 @@ class RestoreQueue:
 
     def put(self, obj: Obj, place_s: float) -> None:
         self._count += 1
-        heapq.heappush(self._heaps.setdefault((obj.kind, obj.below >= 0), []), (place_s, self._count, obj))
+        in_host = obj.below >= 0
+        heapq.heappush(self._heaps.setdefault((obj.kind, in_host), []), (place_s, self._count, obj))
+        self._waiting_bytes[in_host][_second(place_s)] += obj.length
 
-    def before(self, place_s: float) -> Iterator[Obj]:
-        """What waits with a place at or before that one."""
-        for heap in self._heaps.values():
-            yield from (obj for place, _, obj in heap if place <= place_s)
+    def bytes_before(self, place_s: float) -> tuple[int, int]:
+        """Bytes on disk and in host memory that wait with a place up to the end of that one's second.
+
+        Kept by the second: every acquire that asks for what lies on a tier asks this, and thousands may wait.
+        """
+        last = _second(place_s)
+        disk, host = (sum(n for second, n in waiting.items() if second <= last) for waiting in self._waiting_bytes)
+        return disk, host
 
     def take(self, obj: Obj) -> None:
         """Let one step out of line."""
         for in_host in (False, True):
             heap = self._heaps.get((obj.kind, in_host), [])
+            for place_s, _, waiting in heap:
+                if waiting is obj:
+                    self._leaves(in_host, place_s, obj)
             heap[:] = [entry for entry in heap if entry[2] is not obj]
             heapq.heapify(heap)
 
+    def _leaves(self, in_host: bool, place_s: float, obj: Obj) -> None:
+        waiting, second = self._waiting_bytes[in_host], _second(place_s)
+        waiting[second] -= obj.length
+        if not waiting[second]:
+            del waiting[second]
+
     def next(self, ready: Callable[[Obj], bool]) -> Obj | None:
         """The next object that is ready and no limit holds back, now counted as being read; None if there is none."""
-        heads = [(heap[0], heap) for heap in self._heaps.values() if heap]
-        for (_, _, obj), heap in sorted(heads, key=lambda head: head[0][:2]):
+        heads = [(heap[0], key) for key, heap in self._heaps.items() if heap]
+        for (place_s, _, obj), (kind, in_host) in sorted(heads, key=lambda head: head[0][:2]):
             if not self._held_back(obj) and ready(obj):
-                heapq.heappop(heap)
+                heapq.heappop(self._heaps[kind, in_host])
+                self._leaves(in_host, place_s, obj)
                 self._charge(obj)
                 return obj
         return None
@@ -147,6 +167,10 @@ class RestoreQueue:
             if here not in open_extents and len(open_extents) >= limit.extents_max:
                 return True
         return False
+
+
+def _second(place_s: float) -> float:
+    return place_s if math.isinf(place_s) else math.floor(place_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -183,21 +207,17 @@ class RestoreLine:
 
     def stand(self, turn: Turn) -> None:
         self._count += 1
-        heapq.heappush(self._turns, (turn.place_s, self._count, turn))
+        bisect.insort(self._turns, (turn.place_s, self._count, turn))
 
     def leave(self, turn: Turn) -> None:
         """Step out of line; nothing happens if it does not stand there."""
         self._turns = [entry for entry in self._turns if entry[2] is not turn]
-        heapq.heapify(self._turns)
 
-    def next(self) -> Turn | None:
-        """Take the first out of line that may start, if there is room for it; nobody else goes around it."""
-        for _, _, turn in sorted(self._turns, key=lambda entry: entry[:2]):
+    def first(self) -> Turn | None:
+        """The first in line that may start, if there is room for it; nobody else goes around it."""
+        for _, _, turn in self._turns:
             if turn.may():
-                if not self.admits(turn.need):
-                    return None
-                self.leave(turn)
-                return turn
+                return turn if self.admits(turn.need) else None
         return None
 
 

@@ -30,6 +30,7 @@ from ..fabric.kinds import ProtocolError, WireError
 from .challenge import ANSWER_BYTES, HANDSHAKE_TIMEOUT_S, ChallengeFailed, ServerChallenge, check_secret
 from .endpoints import Endpoint, listen_unix, peer_credentials, tune_tcp
 from .frames import DESCRIPTORS_MAX, FRAME_BYTES_MAX, Frame, FrameDecoder, FrameStatus, encode
+from .loop_share import LoopShare
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ IN_FLIGHT_MAX = 256
 CONNECTIONS_MAX = 4096
 UNPROVEN_MAX = 64
 UNREAD_TIMEOUT_S = 30.0
+SLICE_S = 0.0005
+"""How long a connection that has more requests is served before the loop turns to the others."""
 _WRITE_BUFFER_BYTES = 1 << 20
 _SEND_RETRY_S = 0.002
 
@@ -86,11 +89,13 @@ class ControlServer:
         secret: bytes | None,
         closed: Callable[[ConnectionInfo], None] | None,
         frame_bytes_max: int,
+        share: LoopShare | None,
     ) -> None:
         self.handler = handler
         self.secret = secret
         self.closed = closed
         self.frame_bytes_max = frame_bytes_max
+        self.share = share or LoopShare()
         self.counters = ServerCounters()
         self.live: set[_Connection] = set()
         self._endpoint = Endpoint()
@@ -163,12 +168,13 @@ async def serve_unix(
     *,
     closed: Callable[[ConnectionInfo], None] | None = None,
     frame_bytes_max: int = FRAME_BYTES_MAX,
+    share: LoopShare | None = None,
 ) -> ControlServer:
     """Serve ``handler`` at a path in a private directory, or at ``@name`` in the abstract namespace.
 
     Raises SpecError for a path too long or a directory not private, OSError if somebody serves there.
     """
-    server = ControlServer(handler, secret=None, closed=closed, frame_bytes_max=frame_bytes_max)
+    server = ControlServer(handler, secret=None, closed=closed, frame_bytes_max=frame_bytes_max, share=share)
     await server.start(listen_unix(path), Endpoint(path=path))
     return server
 
@@ -181,12 +187,15 @@ async def serve_tcp(
     *,
     closed: Callable[[ConnectionInfo], None] | None = None,
     frame_bytes_max: int = FRAME_BYTES_MAX,
+    share: LoopShare | None = None,
 ) -> ControlServer:
     """Serve ``handler`` over TCP to whoever proves knowledge of ``secret``; port 0 takes a free one.
 
     Raises SpecError for a secret too short, OSError if the address cannot be bound.
     """
-    server = ControlServer(handler, secret=check_secret(secret), closed=closed, frame_bytes_max=frame_bytes_max)
+    server = ControlServer(
+        handler, secret=check_secret(secret), closed=closed, frame_bytes_max=frame_bytes_max, share=share
+    )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.create_server((host, port), family=family, backlog=128)
     await server.start(sock, Endpoint(host=host, port=port))
@@ -208,6 +217,8 @@ class _Connection(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._congested = False
         self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.TimerHandle | None = None
+        """Until then other connections are served; None while this one may be."""
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
         self._info: ConnectionInfo | None = None
@@ -258,6 +269,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc  # whatever the cause, the client is gone
         self._stop_timer()
+        if self._turn is not None:
+            self._turn.cancel()
         self._transport = None
         self._waiting.clear()
         for item in self._outgoing:
@@ -313,8 +326,16 @@ class _Connection(asyncio.Protocol):
 
     def _serve_waiting(self) -> None:
         """Serve what was read, until replies pile up; reading stops while anything waits."""
+        if self._turn is not None:
+            return
+        began = self._loop.time()
         while self._waiting and not self._congested and len(self._tasks) < IN_FLIGHT_MAX:
             self._serve(self._waiting.popleft())
+            had_s = self._loop.time() - began
+            if self._waiting and had_s >= SLICE_S:
+                pause_s = self._server.share.pause_after(had_s, self)
+                self._turn = self._loop.call_later(pause_s, self._next_turn)
+                break
         if self._transport is None:
             return
         if self._waiting or self._congested:
@@ -322,9 +343,14 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
+    def _next_turn(self) -> None:
+        self._turn = None
+        self._serve_waiting()
+
     def _serve(self, frame: Frame) -> None:
         assert self._info is not None
         self._server.counters.requests += 1
+        self._server.share.live(self)
         try:
             reply = self._server.handler(self._info, frame.payload)
             if isinstance(reply, bytes | tuple):

@@ -256,8 +256,8 @@ def page_table_early(patches: Patches) -> None:
 
     def early(desk: DiskDesk, objects: list[Obj], *args: Any) -> None:
         restore(desk, objects, *args)
+        desk.ctx.books.restored_all(objects)
         for obj in objects:
-            desk.ctx.books.restored(obj, obj.checksum)
             desk.ctx.arrived(obj, None)
 
     def ignored(desk: DiskDesk, event: DiskRead) -> None:

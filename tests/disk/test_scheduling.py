@@ -56,8 +56,9 @@ from kvfabric.fabric.messages import (
     SwapOut,
 )
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.objects import Obj
 from kvfabric.fabric.passport import AbiPassport
-from kvfabric.fabric.restores import Rate, RestoreLimit
+from kvfabric.fabric.restores import Rate, RestoreLimit, RestoreQueue
 from kvfabric.fabric.series import quantile_s
 from kvfabric.transport.digest import checksum
 
@@ -132,6 +133,8 @@ class Disk:
 
     def handle(self, event: Any) -> None:
         self._do(self.core.handle(event, self.now))
+        if not isinstance(event, Tick) and (due := self.core.next_deadline_s) is not None and due <= self.now:
+            self.handle(Tick())
 
     def wait(self, seconds: float) -> None:
         end = self.now + seconds
@@ -726,3 +729,25 @@ def test_the_scrubber_keeps_its_rate_and_comes_round_to_everything() -> None:
     digested = d.core.ctx.counters["scrubbed_bytes"] - began
     assert d.core.scrubber.rounds >= 3
     assert 0.5 * 60 * 2 * BLOCK <= digested <= 60 * 2 * BLOCK + 64 * BLOCK
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=30), st.integers(0, 9))
+def test_the_bytes_before_a_place_are_those_of_what_waits_there(
+    puts: list[tuple[int, bool, bool]], place_s: int
+) -> None:
+    queue = RestoreQueue((RestoreLimit(1 << 40, 1 << 10),))
+    left: list[tuple[int, Obj]] = []
+    for place, in_host, goes in puts:
+        obj = Obj(ObjectKind.COMPRESSED_HISTORY, 0, 0, b"", 16, bytes(32), WEIGHTS, "", 1, 64 + place, ABI, b"")
+        obj.below = 0 if in_host else -1
+        queue.put(obj, place + 0.5)
+        left.append((place, obj))
+        if goes:
+            queue.take(obj)
+            left.pop()
+    if left:
+        first = queue.next(lambda _: True)
+        left.remove(min(left, key=lambda one: one[0]) if first is None else next(x for x in left if x[1] is first))
+    expected = [sum(o.length for at, o in left if at <= place_s and (o.below >= 0) is host) for host in (False, True)]
+    assert list(queue.bytes_before(place_s + 0.5)) == expected
+    assert sum(queue.bytes_before(float("inf"))) == sum(o.length for _, o in left)

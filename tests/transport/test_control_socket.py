@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ class Service:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
-    def serve(self, where: str | int, **settings: int) -> ControlServer:
+    def serve(self, where: str | int, **settings: Any) -> ControlServer:
         if isinstance(where, int):
             starting = serve_tcp("127.0.0.1", where, SECRET, self.handle, closed=self.closed, **settings)
         else:

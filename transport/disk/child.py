@@ -34,7 +34,7 @@ from .tier import CHECK_S, Tier
 IO_THREADS = 2
 REMOTE_THREADS = 2
 """Of their own: a store that is slow holds up nothing that the local disk has."""
-NICENESS = 5
+NICENESS = 10
 """Live requests' processes go first where cores are short."""
 
 

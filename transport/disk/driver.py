@@ -44,6 +44,7 @@ from ...fabric.effects import (
 from ...fabric.kinds import Reason, WireError
 from ...fabric.passport import AbiPassport
 from ..frames import FRAME_BYTES_MAX, FrameDecoder, FrameStatus, encode
+from ..loop_share import LoopShare
 from ..memfd import ArenaMemory
 from .child import command
 from .codecs import CODECS
@@ -79,8 +80,6 @@ SLOW_S = 5.0
 HUNG_S = 60.0
 WATCH_S = 0.5
 RESTART_S = (0.2, 10.0)
-PAUSE_S = 0.002
-"""Shorter pauses are not worth a timer, whose grain is a millisecond."""
 DOOMED_MAX = 4096
 EXTENT_NUMBERS_FOUND_MAX = 1 << 32
 """Numbers of found extents lie below those of any life (incarnation << 32)."""
@@ -128,10 +127,17 @@ class _Child:
 class DiskTier:
     """The tier of one holder. Methods run on the event loop; ``tell`` is called there too."""
 
-    def __init__(self, settings: DiskSettings, memory: ArenaMemory, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        settings: DiskSettings,
+        memory: ArenaMemory,
+        tell: Callable[[Event], None],
+        share: LoopShare | None = None,
+    ) -> None:
         self.settings = settings
         self._memory = memory
         self._tell = tell
+        self._share = share or LoopShare()
         self._child: _Child | None = None
         self._uids: dict[int, bytes] = {}
         self._numbers: dict[bytes, int] = {}
@@ -241,16 +247,15 @@ class DiskTier:
         )
         writer = loop.create_task(self._write_out(child))
         decoder = FrameDecoder(FRAME_BYTES_MAX)
-        owed_s = 0.0
         try:
             while data := await loop.sock_recv(child.channel, 1 << 20):
                 for frame in decoder.feed(data):
+                    while pause_s := self._share.pause_s:  # noqa: ASYNC110 - time alone ends a pause
+                        await asyncio.sleep(pause_s)
                     began = loop.time()
                     self._receive(wire.decode(frame.payload))
-                    owed_s += loop.time() - began if self._settled.is_set() else 0.0
-                    # Live requests come between any two answers of the disk, and have the loop for as long as those.
-                    pause_s, owed_s = (owed_s, 0.0) if owed_s >= PAUSE_S else (0.0, owed_s)
-                    await asyncio.sleep(pause_s)
+                    self._share.used(loop.time() - began)
+                    await asyncio.sleep(0)  # live requests come between any two answers of the disk
         except ConnectionError:
             return
         finally:
