@@ -5,6 +5,9 @@ One noun a file:
     geometry    cache groups, their rules and their byte layout, read off a model
     capture     a cache's state as {group: {index: bytes}}
     restore     a fresh cache from such objects, checked first
+    layers, static_layers, layer_classes   what each cache layer class holds, and which classes are known
+    proof       that a model keeps all its state in its cache, shown by running it
+    replay      windows computed again from leased history
     weights     a digest over a model's tensors
     passport    what decides whether these bytes mean the same to another reader
     generate    chunked prefill and greedy decoding with the logits of every step

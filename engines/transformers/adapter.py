@@ -11,6 +11,7 @@ Whatever goes wrong with cached state ends in a recompute that says why: ``resum
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,11 @@ from ...actors.session import Session
 from ...fabric.kinds import Reason
 from ...fabric.passport import AbiPassport
 from .capture import capture
-from .errors import GeometryMismatch
-from .geometry import Geometry
+from .errors import GeometryMismatch, UnsupportedCache
+from .geometry import Geometry, replayable_groups
 from .passport import check_written, passports
-from .restore import check_model, restore
+from .proof import prove_complete
+from .restore import NewCache, State, check_model, copied, fill
 from .tensors import in_host_memory
 from .weights import weights_revision
 
@@ -63,9 +65,12 @@ def connect(
     """A session with the fabric ``name`` that says what this model runs.
 
     ``weights``: a revision known already (default: digest the tensors); ``passport``: by group name,
-    where a kernel lays its bytes out in another way than :func:`passports` says. Raises FabricError
-    where no such fabric runs, GeometryMismatch where it serves another model.
+    where a kernel lays its bytes out in another way than :func:`passports` says. The model is run over a
+    few tokens to see that its cache holds all its state. Raises FabricError where no such fabric runs,
+    GeometryMismatch where it serves another model, UnsupportedCache for a model that keeps state elsewhere.
     """
+    check_model(model, geometry)
+    prove_complete(model, geometry)
     session = connect_session(
         name,
         weights_revision=weights_revision(model) if weights is None else weights,
@@ -122,51 +127,88 @@ def publish(  # noqa: PLR0917 - whose, of what, up to where: none has a default
 
 
 def resume(
-    session: Session, model: PreTrainedModel, geometry: Geometry, tokens: Sequence[int], **options: Any
+    session: Session,
+    model: PreTrainedModel,
+    geometry: Geometry,
+    tokens: Sequence[int],
+    *,
+    new_cache: NewCache | None = None,
+    **options: Any,
 ) -> Resumed:
     """Acquire a lease on the longest prefix of ``tokens``, fill a cache under it, and release it.
 
-    Every byte is copied before the lease's last check; only a clean check makes the cache usable.
+    ``new_cache``: makes the cache to fill (default: the one the model itself would make). Every byte is
+    copied before the lease's last check; only a clean check makes the cache usable. A lease that leaves
+    windows to be computed again is completed by running the model over them (``replay``), where this adapter
+    can; what it leaves is what a prefill would have left, or near to it if ``answer.approximate``.
     ``options`` are those of ``Session.acquire``. Raises GeometryMismatch if the geometry is not this
-    model's, FabricError for misuse; never for what may happen to cached state.
+    model's or the new cache is too small, UnsupportedCache for a cache class that cannot be filled,
+    FabricError for misuse; never for what may happen to cached state.
     """
     check_model(model, geometry)
     answer = session.acquire(tokens, **options)
     lease = answer.lease
     if lease is None:
         return Resumed(None, 0, answer)
-    if lease.replay_from is not None:
-        lease.release(reused_tokens=0)
-        detail = f"windows from {lease.replay_from} on are to be computed again: this adapter replays nothing"
-        return Resumed(None, 0, answer, Reason.WINDOW_INCOMPLETE, detail)
     reused = 0
     try:
-        cache = _restored(session, model, geometry, lease)
+        state = _completed_state(session, model, geometry, tokens, answer, lease)
+        if isinstance(state, Resumed):
+            return state
+        cache = fill(model, geometry, lease.tokens, state, new_cache=new_cache)
         reused = lease.tokens
-    except LeaseRefused as error:
-        return Resumed(None, 0, answer, error.reason, str(error))
-    except GeometryMismatch as error:
-        return Resumed(None, 0, answer, lease.check() or Reason.ABI_MISMATCH, str(error))
     finally:
         lease.release(reused_tokens=reused)
     return Resumed(cache, reused, answer)
 
 
-def _restored(session: Session, model: PreTrainedModel, geometry: Geometry, lease: Lease) -> Cache:
-    """A cache copied from the leased views, proven afterwards.
+def _completed_state(  # noqa: PLR0917 - what resume has at hand
+    session: Session,
+    model: PreTrainedModel,
+    geometry: Geometry,
+    tokens: Sequence[int],
+    answer: Answer,
+    lease: Lease,
+) -> State | Resumed:
+    """The whole state at the lease's position, replayed where it has to be, or why it cannot be used."""
+    try:
+        rebuilt: frozenset[str] = frozenset() if lease.replay_from is None else replayable_groups(geometry)
+        state = _leased_state(session, model, geometry, lease, rebuilt)
+    except LeaseRefused as error:
+        return Resumed(None, 0, answer, error.reason, str(error))
+    except UnsupportedCache as error:
+        detail = f"windows from {lease.replay_from} on are to be computed again: {error}"
+        return Resumed(None, 0, answer, Reason.WINDOW_INCOMPLETE, detail)
+    except GeometryMismatch as error:
+        return Resumed(None, 0, answer, lease.check() or Reason.ABI_MISMATCH, str(error))
+    if lease.replay_from is None:
+        return state
+    from .replay import replay  # loads transformers
 
-    Raises LeaseRefused if they changed meanwhile, GeometryMismatch if they do not fit.
+    began = time.perf_counter()
+    completed = replay(model, geometry, tokens[: lease.tokens], lease.replay_from, state)
+    session.computed(lease.tokens - lease.replay_from, time.perf_counter() - began, replay=True)
+    return completed
+
+
+def _leased_state(
+    session: Session, model: PreTrainedModel, geometry: Geometry, lease: Lease, rebuilt: frozenset[str]
+) -> State:
+    """The state at the lease's position, copied from its views, proven afterwards; ``rebuilt`` groups are zeros.
+
+    Raises LeaseRefused if the views changed meanwhile, GeometryMismatch if they do not fit.
     """
     check_session(session, geometry)
     _check_passports(session, model, geometry)
     refused = lease.check()
     if refused is not None:
         raise LeaseRefused(refused)
-    cache = restore(model, geometry, lease.tokens, {name: in_host_memory(lease.views[name]) for name in lease.views})
+    views = {name: in_host_memory(lease.views[name]) for name in lease.views}
+    state = copied(model, geometry, lease.tokens, views, without=rebuilt)
     refused = lease.check()  # after the last byte was copied: the copies are the leased bytes
     if refused is not None:
         raise LeaseRefused(refused)
-    return cache
+    return state
 
 
 def _check_passports(session: Session, model: PreTrainedModel, geometry: Geometry) -> None:

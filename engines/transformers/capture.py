@@ -10,7 +10,8 @@ import torch
 
 from .errors import GeometryMismatch, UnsupportedCache
 from .geometry import Field, Geometry, GroupLayout
-from .layers import adapter_of, class_name, read
+from .layer_classes import adapter_of, check_layers, check_room
+from .layers import read
 from .tensors import Bytes, dtype_name, rows_to_bytes
 
 if TYPE_CHECKING:
@@ -44,21 +45,16 @@ def capture(cache: Cache, geometry: Geometry, position: int, *, from_token: int 
 
 def check_cache(cache: Cache, geometry: Geometry, position: int) -> None:
     """Raise unless every scalar and every tensor of the cache is what ``position`` implies."""
-    classes = tuple(class_name(layer) for layer in cache.layers)
+    check_layers(cache, geometry.layer_classes)
+    check_room(cache, position)
     for index, layer in enumerate(cache.layers):
         adapter = adapter_of(index, layer)
-        if index < len(geometry.layer_classes) and geometry.layer_classes[index] != classes[index]:
-            raise GeometryMismatch(
-                f"cache layer {index} is a {classes[index]}, this geometry has a {geometry.layer_classes[index]}"
-            )
         held, implied = adapter.scalars(layer), adapter.scalars_at(layer, position)
         for name, value in implied.items():
             if held[name] != value:
                 raise UnsupportedCache(
                     f"cache layer {index}: {name} is {held[name]}, position {position} implies {value}"
                 )
-    if len(classes) != len(geometry.layer_classes):
-        raise GeometryMismatch(f"the cache has {len(classes)} layers, this geometry {len(geometry.layer_classes)}")
     for group in geometry.groups:
         for field in group.fields:
             _check_field(cache, field, position)
@@ -69,9 +65,14 @@ def check_cache(cache: Cache, geometry: Geometry, position: int) -> None:
                 raise UnsupportedCache(f"cache layer {index}: keys and values differ, this model shares them")
 
 
+def _held(cache: Cache, field: Field, position: int) -> torch.Tensor | None:
+    layer = cache.layers[field.layer]
+    return adapter_of(field.layer, layer).held(layer, field, position)
+
+
 def _check_field(cache: Cache, field: Field, position: int) -> None:
     rows = field.rows.at(position, field.unit)
-    tensor = read(cache.layers[field.layer], field.name)
+    tensor = _held(cache, field, position)
     where = f"cache layer {field.layer}: {field.name}"
     if tensor is None:
         if rows:
@@ -85,9 +86,9 @@ def _check_field(cache: Cache, field: Field, position: int) -> None:
         raise GeometryMismatch(f"{where} is {dtype_name(tensor.dtype)}, this geometry has {field.dtype}")
 
 
-def _rows(cache: Cache, field: Field, first: int, count: int) -> Bytes:
+def _rows(cache: Cache, field: Field, position: int, first: int, count: int) -> Bytes:
     """``count`` rows from row ``first`` of what the layer holds, as bytes: shape [count, row_bytes]."""
-    tensor = read(cache.layers[field.layer], field.name)
+    tensor = _held(cache, field, position)
     if tensor is None or count == 0:
         return np.zeros((count, field.row_bytes), dtype=np.uint8)
     return rows_to_bytes(tensor.narrow(field.row_axis, first, count), field.row_axis)
@@ -102,7 +103,7 @@ def _blocks(cache: Cache, group: GroupLayout, position: int, from_token: int) ->
         first = indices.start * field.object_rows
         if group.spec.window_tokens is not None:  # the layer holds the last rows only
             first -= position - field.rows.at(position, field.unit)
-        rows = _rows(cache, field, first, len(indices) * field.object_rows)
+        rows = _rows(cache, field, position, first, len(indices) * field.object_rows)
         table[:, field.offset_bytes : field.offset_bytes + field.nbytes] = rows.reshape(len(indices), -1)
     return dict(zip(indices, table, strict=True))
 
@@ -111,7 +112,7 @@ def _snapshot(cache: Cache, group: GroupLayout, position: int) -> dict[int, Byte
     snapshot: Bytes = np.zeros(group.spec.block_bytes, dtype=np.uint8)
     write_position(snapshot, position)
     for field in group.fields:
-        rows = _rows(cache, field, 0, field.rows.at(position, field.unit))
+        rows = _rows(cache, field, position, 0, field.rows.at(position, field.unit))
         snapshot[field.offset_bytes : field.offset_bytes + rows.size] = rows.reshape(-1)
     return {group.held(position, 0).start: snapshot}
 

@@ -35,7 +35,8 @@ from ...fabric.kinds import Form, ObjectKind, SpecError
 from ...fabric.model import GroupSpec, ModelSpec
 from ...fabric.needs import needs
 from .errors import GeometryMismatch, UnsupportedCache
-from .layers import Part, Role, Rows, adapter_of, class_name, read
+from .layer_classes import adapter_of, check_cache_class, class_name, is_static
+from .layers import Part, Role, Rows, read
 from .library import decoder_config, feed, fresh_cache, quiet
 from .tensors import dtype_name, dtype_of
 
@@ -225,6 +226,17 @@ class Geometry:
         }
 
 
+def replayable_groups(geometry: Geometry) -> frozenset[str]:
+    """The groups that this adapter can compute again from the history: windows beside ordinary history.
+
+    Raises UnsupportedCache, naming the group, for a model that has others: see ``replay``.
+    """
+    for group in geometry.groups:
+        if group.role not in {Role.KV, Role.WINDOW} or group.is_snapshot:
+            raise UnsupportedCache(f"{group.spec.name}: this adapter replays blocks of windows beside ordinary history")
+    return frozenset(group.spec.name for group in geometry.groups if group.role is Role.WINDOW)
+
+
 def model_identity(config: PreTrainedConfig) -> str:
     """Name of an architecture with its config: ``<model_type>-<16 hex digits>``.
 
@@ -247,20 +259,31 @@ def geometry_of(model: PreTrainedModel, options: LayoutOptions = LayoutOptions()
     for index, layer in enumerate(cache.layers):
         adapter_of(index, layer)
     tokens = torch.zeros((1, max(rates, default=0) + 1), dtype=torch.long, device=model.device)
-    with quiet(), torch.no_grad():
-        feed(model, cache, tokens, logits_to_keep=1)
+    try:
+        with quiet(), torch.no_grad():
+            feed(model, cache, tokens, logits_to_keep=1)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UnsupportedCache(f"{type(model).__name__} does not run on a {type(cache).__name__}: {error}") from error
     return geometry_from_cache(cache, model.config, options)
 
 
 def geometry_from_cache(cache: Cache, config: PreTrainedConfig, options: LayoutOptions) -> Geometry:
-    """Read the geometry off a cache that holds at least one whole compressed entry a compressor.
+    """Read the geometry off a dynamic cache that holds at least one whole compressed entry a compressor.
 
-    Raises UnsupportedCache for a layer class or tensor that no kind describes.
+    Raises UnsupportedCache for a cache or layer class or a tensor that no kind describes, and for a
+    static layer: its tensors do not tell a window of W tokens from room for fewer.
     """
+    check_cache_class(cache)
     shared = decoder_config(config).model_type == "deepseek_v4"
     members: dict[tuple[Role, int], list[tuple[int, Part, torch.Tensor]]] = {}
     for index, layer in enumerate(cache.layers):
-        for part in adapter_of(index, layer).parts(layer, shared):
+        adapter = adapter_of(index, layer)
+        if is_static(layer):
+            raise UnsupportedCache(
+                f"cache layer {index} is a {class_name(layer)}: read the geometry off the cache that the model makes"
+                " (geometry_of), it holds for static caches too"
+            )
+        for part in adapter.parts(layer, shared):
             tensor = read(layer, part.name)
             if tensor is None:
                 raise UnsupportedCache(f"cache layer {index} has no {part.name} yet: run more tokens through it first")

@@ -6,7 +6,11 @@ is a function of p. An adapter names both, so that capture can verify that the c
 at p and restore can set what no tensor carries.
 
 Adapters are looked up by the exact class: a subclass may hold more state than its base, and state
-that nobody names would be lost without a sound. A class without an adapter is refused.
+that nobody names would be lost without a sound. A class without an adapter is refused, and so is a
+cache class that holds more than its layers.
+
+A static layer holds what its dynamic twin holds, inside tensors of a fixed size: both read and
+write the same objects (``static_layers``).
 """
 
 from __future__ import annotations
@@ -16,8 +20,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
-
-from .errors import UnsupportedCache
 
 
 class Rows(StrEnum):
@@ -88,8 +90,34 @@ class Part:
 Scalars = dict[str, int | bool | None]
 
 
+class Rowed(Protocol):
+    """A tensor of a layer and the rule its rows follow: a part, or the field that was cut from one."""
+
+    @property
+    def name(self) -> str:
+        """Its attribute, after a dot its key in that dict."""
+
+    @property
+    def row_axis(self) -> int:
+        """The axis its rows lie on."""
+
+    @property
+    def rows(self) -> Rows:
+        """How many rows there are."""
+
+    @property
+    def unit(self) -> int:
+        """In which unit."""
+
+
 class LayerAdapter(Protocol):
     """What one cache layer class holds. ``shared`` says that keys and values are one tensor."""
+
+    def held(self, layer: Any, part: Rowed, position: int) -> torch.Tensor | None:
+        """What the layer, standing at ``position``, holds of that tensor: its rows and no padding."""
+
+    def room_tokens(self, layer: Any) -> int | None:
+        """How many tokens the layer has room for; None without a bound."""
 
     def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
         """The layer's tensors."""
@@ -129,7 +157,17 @@ def _key_and_value_parts(role: Role, rows: Rows, unit: int, shared: bool) -> tup
     return tuple(Part(role, name, 2, rows, unit) for name in names)
 
 
-class FullAttention:
+class Growing:
+    """A layer whose tensors have as many rows as they hold."""
+
+    def held(self, layer: Any, part: Rowed, position: int) -> torch.Tensor | None:
+        return read(layer, part.name)
+
+    def room_tokens(self, layer: Any) -> int | None:
+        return None
+
+
+class FullAttention(Growing):
     """``DynamicLayer``: keys and values of every token, shape [1, heads, tokens, head size]."""
 
     def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
@@ -164,7 +202,18 @@ class IndexedAttention(FullAttention):
         layer.indexer_keys = tensors["indexer_keys"]
 
 
-class WindowAttention:
+class BlockIndexedAttention(FullAttention):
+    """``MiniMaxM3VLSparseCacheLayer``: keys and values, and indexer keys [1, heads, tokens, index head size]."""
+
+    def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
+        return (*super().parts(layer, shared), Part(Role.INDEX, "idx_keys", 2, Rows.TOKENS))
+
+    def install(self, layer: Any, tensors: dict[str, torch.Tensor], position: int) -> None:
+        super().install(layer, tensors, position)
+        layer.idx_keys = tensors["idx_keys"]
+
+
+class WindowAttention(Growing):
     """``DynamicSlidingWindowLayer``: keys and values of the last W - 1 tokens, and the position."""
 
     def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
@@ -182,8 +231,11 @@ class WindowAttention:
         layer.cumulative_length = position
 
 
-class Recurrent:
-    """``LinearAttentionLayer``: convolution and recurrent states, overwritten in place each step."""
+class Recurrent(Growing):
+    """``LinearAttentionLayer``: convolution and recurrent states, overwritten in place each step.
+
+    A state without a convolution has no flag: the library sets it with the convolution's.
+    """
 
     def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
         names = (
@@ -198,7 +250,10 @@ class Recurrent:
         return {f"has_previous_state.{i}": layer.has_previous_state[i] for i in range(layer.number_of_states)}
 
     def scalars_at(self, layer: Any, position: int) -> Scalars:
-        return {f"has_previous_state.{i}": position > 0 for i in range(layer.number_of_states)}
+        return {
+            f"has_previous_state.{i}": position > 0 and layer.conv_states[i] is not None
+            for i in range(layer.number_of_states)
+        }
 
     def install(self, layer: Any, tensors: dict[str, torch.Tensor], position: int) -> None:
         for name, tensor in tensors.items():
@@ -207,7 +262,42 @@ class Recurrent:
             held = read(layer, name)
             assert held is not None
             held.copy_(tensor)
-            layer.has_previous_state[int(state)] = True
+            if attribute == "conv_states":
+                layer.has_previous_state[int(state)] = True
+
+
+class RecurrentAnd(Growing):
+    """A layer that has a recurrent state beside attention, or has no attention after all (some of Zamba's)."""
+
+    def __init__(self, attention: LayerAdapter) -> None:
+        self._attention = attention
+        self._recurrent = Recurrent()
+
+    def held(self, layer: Any, part: Rowed, position: int) -> torch.Tensor | None:
+        adapter = self._recurrent if part.rows is Rows.WHOLE else self._attention
+        return adapter.held(layer, part, position)
+
+    def room_tokens(self, layer: Any) -> int | None:
+        return self._attention.room_tokens(layer)
+
+    def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
+        attention = self._attention.parts(layer, shared) if layer.keys is not None else ()
+        return (*self._recurrent.parts(layer, shared), *attention)
+
+    def scalars(self, layer: Any) -> Scalars:
+        attention = self._attention.scalars(layer) if layer.keys is not None else {}
+        return {**self._recurrent.scalars(layer), **attention}
+
+    def scalars_at(self, layer: Any, position: int) -> Scalars:
+        attention = self._attention.scalars_at(layer, position) if layer.keys is not None else {}
+        return {**self._recurrent.scalars_at(layer, position), **attention}
+
+    def install(self, layer: Any, tensors: dict[str, torch.Tensor], position: int) -> None:
+        attention = {name: tensor for name, tensor in tensors.items() if "." not in name}
+        states = {name: tensor for name, tensor in tensors.items() if "." in name}
+        self._recurrent.install(layer, states, position)
+        if attention:
+            self._attention.install(layer, attention, position)
 
 
 class HeavilyCompressedAttention(WindowAttention):
@@ -278,7 +368,7 @@ class CompressedSparseAttention(HeavilyCompressedAttention):
                 _write(layer, part.name, None)
 
 
-class Stateless:
+class Stateless(Growing):
     """``DummyLayer``: a layer that reads another's cache, or has no attention."""
 
     def parts(self, layer: Any, shared: bool) -> tuple[Part, ...]:
@@ -292,35 +382,3 @@ class Stateless:
 
     def install(self, layer: Any, tensors: dict[str, torch.Tensor], position: int) -> None:
         """Nothing to fill."""
-
-
-_ADAPTERS: dict[str, LayerAdapter] = {
-    "transformers.cache_utils.DynamicLayer": FullAttention(),
-    "transformers.cache_utils.DynamicIndexedLayer": IndexedAttention(),
-    "transformers.cache_utils.DynamicSlidingWindowLayer": WindowAttention(),
-    "transformers.cache_utils.LinearAttentionLayer": Recurrent(),
-    "transformers.cache_utils.DummyLayer": Stateless(),
-    "transformers.models.deepseek_v4.modeling_deepseek_v4.DeepseekV4HCACache": HeavilyCompressedAttention(),
-    "transformers.models.deepseek_v4.modeling_deepseek_v4.DeepseekV4CSACache": CompressedSparseAttention(),
-}
-
-
-def class_name(layer: Any) -> str:
-    """The qualified name of a cache layer's class."""
-    cls = type(layer)
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def adapter_of(index: int, layer: Any) -> LayerAdapter:
-    """The adapter of a cache layer, by its exact class.
-
-    Raises UnsupportedCache, naming layer and class, for a class that no adapter describes.
-    """
-    adapter = _ADAPTERS.get(class_name(layer))
-    if adapter is None:
-        known = ", ".join(sorted(name.rpartition(".")[2] for name in _ADAPTERS))
-        raise UnsupportedCache(
-            f"cache layer {index} is a {class_name(layer)}: its state falls under none of the kinds"
-            f" that can be captured (known: {known})"
-        )
-    return adapter

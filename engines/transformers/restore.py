@@ -6,7 +6,7 @@ released (after its own check) as soon as :func:`restore` returns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from .capture import read_position
 from .errors import GeometryMismatch
 from .geometry import Field, Geometry, GroupLayout, model_identity
-from .layers import adapter_of, class_name
+from .layer_classes import adapter_of, check_layers, check_room, class_name
 from .library import fresh_cache
 from .tensors import Bytes, bytes_to_rows, dtype_of
 
@@ -28,16 +28,46 @@ ObjectViews = Mapping[str, Mapping[int, npt.NDArray[np.uint8]]]
 """By group name and object index, 1-D uint8 views; see :data:`capture.Objects`."""
 
 
-def restore(model: PreTrainedModel, geometry: Geometry, position: int, objects: ObjectViews) -> Cache:
+State = dict[int, dict[str, torch.Tensor]]
+"""By layer and part name, the tensors of a cache at one position."""
+
+NewCache = Callable[[], "Cache"]
+"""Makes an empty cache of whatever class: ``lambda: StaticCache(config=model.config, max_cache_len=4096)``."""
+
+
+def restore(
+    model: PreTrainedModel,
+    geometry: Geometry,
+    position: int,
+    objects: ObjectViews,
+    *,
+    new_cache: NewCache | None = None,
+) -> Cache:
     """A fresh cache that stands at ``position`` tokens, filled from ``objects``.
 
-    Objects that the position does not need are ignored. Raises GeometryMismatch, naming group and
+    ``new_cache``: makes the cache to fill (default: the one the model itself would make). Objects that the position does not need are ignored. Raises GeometryMismatch, naming group and
     object, if one that it needs is absent, has the wrong length, or is a snapshot of another
-    position, or if the geometry is not this model's; nothing is restored then.
+    position, if the geometry is not this model's, or if the cache is of other layers or too small;
+    nothing is restored then. UnsupportedCache for a cache class that cannot be filled.
+    """
+    return fill(model, geometry, position, copied(model, geometry, position, objects), new_cache=new_cache)
+
+
+def copied(
+    model: PreTrainedModel,
+    geometry: Geometry,
+    position: int,
+    objects: ObjectViews,
+    *,
+    without: Collection[str] = (),
+) -> State:
+    """Every tensor as it stands at ``position``, checked and copied out of ``objects``.
+
+    The groups ``without`` are not asked for and read as zeros. Raises GeometryMismatch as :func:`restore`.
     """
     check_model(model, geometry)
-    check_objects(geometry, position, objects)
-    return assemble(model, geometry, position, objects)
+    check_objects(geometry, position, objects, without=without)
+    return _state(model, geometry, position, objects)
 
 
 def check_model(model: PreTrainedModel, geometry: Geometry) -> None:
@@ -50,13 +80,16 @@ def check_model(model: PreTrainedModel, geometry: Geometry) -> None:
         raise GeometryMismatch(f"the geometry has cache layers {geometry.layer_classes}, this model {classes}")
 
 
-def check_objects(geometry: Geometry, position: int, objects: ObjectViews) -> None:
-    """Raise GeometryMismatch unless every object that ``position`` needs is there and fits."""
+def check_objects(geometry: Geometry, position: int, objects: ObjectViews, *, without: Collection[str] = ()) -> None:
+    """Raise GeometryMismatch unless every object that ``position`` needs is there and fits.
+
+    Nothing is needed of the groups ``without``.
+    """
     for name in objects:
         geometry.group(name)
     for name, indices in geometry.required(position).items():
         group, views = geometry.group(name), objects.get(name, {})
-        for index in indices:
+        for index in () if name in without else indices:
             view = views.get(index)
             if view is None:
                 raise GeometryMismatch(
@@ -75,22 +108,47 @@ def _check_view(group: GroupLayout, index: int, view: npt.NDArray[Any]) -> None:
         raise GeometryMismatch(f"{where} has {view.size} bytes, this layout has {group.spec.block_bytes}")
 
 
-def assemble(model: PreTrainedModel, geometry: Geometry, position: int, objects: ObjectViews) -> Cache:
+def assemble(
+    model: PreTrainedModel,
+    geometry: Geometry,
+    position: int,
+    objects: ObjectViews,
+    *,
+    new_cache: NewCache | None = None,
+) -> Cache:
     """Fill a fresh cache from whatever is there; what is absent reads as zeros.
 
     This asks nothing: :func:`restore` is what makes it safe.
     """
-    cache = fresh_cache(model.config)
-    tensors: dict[int, dict[str, torch.Tensor]] = {}
+    return fill(model, geometry, position, _state(model, geometry, position, objects), new_cache=new_cache)
+
+
+def fill(
+    model: PreTrainedModel,
+    geometry: Geometry,
+    position: int,
+    state: State,
+    *,
+    new_cache: NewCache | None = None,
+) -> Cache:
+    """A fresh cache that stands at ``position`` with that state. Raises what :func:`restore` does for a cache."""
+    cache = fresh_cache(model.config) if new_cache is None else new_cache()
+    check_layers(cache, geometry.layer_classes)
+    check_room(cache, position)
+    for index, layer in enumerate(cache.layers):
+        adapter_of(index, layer).install(layer, state.get(index, {}), position)
+    return cache
+
+
+def _state(model: PreTrainedModel, geometry: Geometry, position: int, objects: ObjectViews) -> State:
+    tensors: State = {}
     for name, indices in geometry.required(position).items():
         group = geometry.group(name)
         table = _table(group, indices, objects.get(name, {}))
         for field in group.fields:
             tensor = _tensor(group, field, position, indices.start, table)
             tensors.setdefault(field.layer, {})[field.name] = tensor.to(model.device)
-    for index, layer in enumerate(cache.layers):
-        adapter_of(index, layer).install(layer, tensors.get(index, {}), position)
-    return cache
+    return tensors
 
 
 def _table(group: GroupLayout, indices: range, views: Mapping[int, npt.NDArray[np.uint8]]) -> Bytes:

@@ -18,7 +18,7 @@ from kvfabric.engines.transformers.capture import Objects, capture, write_positi
 from kvfabric.engines.transformers.errors import GeometryMismatch
 from kvfabric.engines.transformers.generate import Generation, generate, same_logits
 from kvfabric.engines.transformers.geometry import Geometry, geometry_of
-from kvfabric.engines.transformers.restore import restore
+from kvfabric.engines.transformers.restore import copied
 from kvfabric.engines.transformers.tiny_models import build, prompt
 from kvfabric.engines.transformers.weights import weights_revision
 
@@ -124,13 +124,13 @@ def test_weights_that_change_while_bytes_are_copied_make_the_copy_useless(
 ) -> None:
     assert session.publish(TOKENS[:POSITION], scene.objects, salt="weights").ok
 
-    def restore_meanwhile(*arguments: Any) -> Any:
-        cache = restore(*arguments)
+    def copied_meanwhile(*arguments: Any, **options: Any) -> Any:
+        state = copied(*arguments, **options)
         scene.fabric.update_weights("newer")
         until_retired(session)
-        return cache
+        return state
 
-    monkeypatch.setattr(adapter, "restore", restore_meanwhile)
+    monkeypatch.setattr(adapter, "copied", copied_meanwhile)
     try:
         resumed = adapter.resume(session, scene.model, scene.geometry, TOKENS, salt="weights")
         assert (resumed.answer.status, resumed.answer.tokens) == (Status.FULL_HIT, POSITION)

@@ -108,8 +108,8 @@ class Reader(Worker):
         tokens, salt = reader_prompt(broken.position), salt_of(broken.fault)
         self._wait_for(self.session, tokens, broken.base, salt=salt)
         promised = self._promised(tokens, broken)
-        wait = {"wait_s": 0.0} if broken.fault == NOT_RESTORED else {}
-        resumed = resume(self.session, self.model, self.geometry, tokens, salt=salt, **wait)
+        wait_s = 0.0 if broken.fault == NOT_RESTORED else None
+        resumed = resume(self.session, self.model, self.geometry, tokens, salt=salt, wait_s=wait_s)
         run = generate(
             self.model, tokens, cuts=CUTS, decode_tokens=DECODE_TOKENS, cache=resumed.cache, start=resumed.tokens
         )
