@@ -162,7 +162,7 @@ class HolderClient(_Line):
         if client is None:
             client = self._connect()
         try:
-            client.tell(wire.encode(record), timeout_s)
+            client.tell(wire.encode(record, self._schema), timeout_s)
         except (ConnectionLost, RequestTimedOut) as error:
             client.close()
             raise HolderLost(f"holder {self.member.address}: {error}") from None

@@ -27,7 +27,7 @@ class Directory(Service):
 
     def __init__(self, setup: dict[str, Any]) -> None:
         setup = NO_REHEARSAL | setup
-        spec = FabricSpec.model_validate_json(setup["spec"])
+        spec = FabricSpec.read(setup["spec"])
         super().__init__(
             fabric=setup["fabric"],
             address=setup["address"],
@@ -46,10 +46,10 @@ class Directory(Service):
         self._weights_number = self._mode_number = 0
         """What the supervisor told, which only holders act on: answered so that it need not say it again."""
 
-    async def start(self) -> bytes:
-        """Listen; returns a Birth record."""
+    async def start(self, schema: int = wire.SCHEMA) -> bytes:
+        """Listen; returns a Birth record, as ``schema`` has it."""
         await self.listen()
-        return await self.birth()
+        return await self.birth(schema)
 
     async def ping(self) -> int:
         return self.incarnation

@@ -36,7 +36,7 @@ class Estate:
 
     @classmethod
     def decode(cls, raw: bytes) -> Estate:
-        """Raises WireError for what another schema wrote."""
+        """Raises WireError for what another schema wrote. What a newer version kept besides is left out."""
         try:
             schema, plain = msgpack.unpackb(raw, raw=False)
             known: dict[str, Any] = dict(plain)
@@ -44,7 +44,8 @@ class Estate:
             raise WireError("what a supervisor left: not a record") from None
         if schema != SCHEMA:
             raise WireError(f"what a supervisor left: schema {schema} found, this version reads {SCHEMA}")
-        estate = cls(**known)
+        mine = {f.name for f in fields(cls)}
+        estate = cls(**{name: value for name, value in known.items() if name in mine})
         estate.drains = [(str(n), float(at), str(why), bool(retire)) for n, at, why, retire in estate.drains]
         return estate
 

@@ -59,8 +59,14 @@ class Fabric:
         """
         end = time.monotonic() + BACK_TIMEOUT_S
         while True:
+            asked = getattr(self._supervisor, method, None)
+            if asked is None:
+                raise FabricError(
+                    f"fabric {self.name!r}: its supervisor is of a version that does not know {method!r}: end its process"
+                    " and launch the fabric anew, the holders go on"
+                )
             try:
-                return ray_api.call(getattr(self._supervisor, method).remote(*args), timeout_s)
+                return ray_api.call(asked.remote(*args), timeout_s)
             except ray_api.Unavailable:
                 if time.monotonic() >= end:
                     raise
@@ -316,7 +322,7 @@ def launch(
         supervisor = ray_api.find_actor(actor_name(name, SUPERVISOR))
         if supervisor is None:
             supervisor = started = ray_api.start_actor(
-                Supervisor, actor_name(name, SUPERVISOR), name, wanted.model_dump_json(), comes_back=True
+                Supervisor, actor_name(name, SUPERVISOR), name, wanted.text, comes_back=True
             )
         try:
             ray_api.call(supervisor.run.remote(), max(timeout_s, ray_api.CALL_TIMEOUT_S))

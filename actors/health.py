@@ -39,7 +39,9 @@ def leases_of(core: HolderCore) -> list[dict[str, Any]]:
     ]
 
 
-def health_of(core: HolderCore, link_problems: dict[str, str], disk: dict[str, Any] | None) -> dict[str, Any]:
+def health_of(
+    core: HolderCore, link_problems: dict[str, str], disk: dict[str, Any] | None, passed_over: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Facts about a holder's process, its node and its books; the invariants are checked as it stands."""
     found = [violation for invariant in INVARIANTS for violation in invariant(core)]
     return {
@@ -53,6 +55,7 @@ def health_of(core: HolderCore, link_problems: dict[str, str], disk: dict[str, A
         "quarantined_bytes": sum(core.ctx.books.quarantined_bytes.values()),
         "link_problems": link_problems,
         "disk": disk,
+        "settings_passed_over": passed_over,
         **process_facts(),
     }
 

@@ -111,7 +111,7 @@ class Holder(MemoryService):
 
     def __init__(self, setup: dict[str, Any]) -> None:
         setup = {**NO_REHEARSAL, "slots": None, **setup}
-        spec = FabricSpec.model_validate_json(setup["spec"])
+        spec = FabricSpec.read(setup["spec"])
         super().__init__(
             fabric=setup["fabric"],
             address=setup["address"],
@@ -193,8 +193,8 @@ class Holder(MemoryService):
 
     # --- life ----------------------------------------------------------------------------------
 
-    async def start(self) -> bytes:
-        """Start the links, listen, begin this life; returns a Birth record."""
+    async def start(self, schema: int = wire.SCHEMA) -> bytes:
+        """Start the links, listen, begin this life; returns a Birth record, as ``schema`` has it."""
         self.transfers.links, self.transfers.problems = await self._in_thread(
             lambda: start_links(
                 HolderMemory(self.memory, self.payloads, self.gpu),
@@ -217,7 +217,7 @@ class Holder(MemoryService):
         if self.spec.metrics_every_s:
             self.metrics = MetricsExport(self.fabric, self.address)
             self._last(self._export_metrics())
-        return await self.birth()
+        return await self.birth(schema)
 
     async def _write_log(self) -> None:
         """Once a second the log's lines of what was decided since, at most so many."""
@@ -441,7 +441,8 @@ class Holder(MemoryService):
                 return json.dumps(self.core.drain.worth_of_all())
             case "health":
                 problems = dict(self.transfers.problems)
-                return json.dumps(health_of(self.core, problems, None if self.disk is None else self.disk.status()))
+                disk = None if self.disk is None else self.disk.status()
+                return json.dumps(health_of(self.core, problems, disk, self.spec.passed_over))
         return super().status_of(of)
 
     def status(self) -> str:

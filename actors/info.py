@@ -34,7 +34,7 @@ class FabricInfo:
         _check(schema)
         members = [wire.encode_plain(member, schema) for member in self.members]
         vector = join_vector(self.spec.model)
-        plain = [schema, self.name, self.spec.model_dump_json(), self.weights, members, vector]
+        plain = [schema, self.name, self.spec.text, self.weights, members, vector]
         return bytes(msgpack.packb(plain if schema == 1 else [*plain, self.door_secret]))
 
     @classmethod
@@ -49,7 +49,7 @@ class FabricInfo:
             raise WireError("fabric info: not a record") from None
         _check(schema)
         known = tuple(wire.decode_plain(Member, m) for m in members)
-        known_spec = FabricSpec.model_validate_json(spec)
+        known_spec = FabricSpec.read(spec)
         check_vector(vector, known_spec.model, "this process")
         return cls(name, known_spec, weights, known, node, bytes(more[0]) if more else b"")
 

@@ -25,11 +25,12 @@ import numpy.typing as npt
 
 from ..fabric import wire
 from ..fabric.arena import Arena
-from ..fabric.kinds import FabricError, Reason, WireError
+from ..fabric.kinds import FabricError, Reason, SpecError, WireError
 from ..fabric.leases import LeasedSlots, read_refusal
 from ..fabric.messages import LeaseGrant, LeasePart, Member, Release, Renew, Renewed, SlotRun
 from ..fabric.model import ModelSpec
 from ..fabric.requests import refusal_of
+from ..fabric.settings import read, written
 from ..transport.link import host_identity
 from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
@@ -255,7 +256,7 @@ class Lease:
                     self.deadline_s,
                     wire.encode_plain(self.grant),
                     members,
-                    self._model.model_dump_json(),
+                    written(self._model),
                 ]
             )
         )
@@ -276,10 +277,12 @@ class Lease:
         if host != host_identity() or (here is not None and here != node):
             raise FabricError("this lease is of another node: ask a session here for one of its own")
         try:
-            spec, known = ModelSpec.model_validate_json(model), wire.decode_plain(LeaseGrant, grant)
+            (spec, _), known = read(ModelSpec, model, "lease token: model"), wire.decode_plain(LeaseGrant, grant)
             places = [wire.decode_plain(Member, raw) for raw in members]
         except (ValueError, TypeError):
             raise WireError("not a lease token") from None
+        except SpecError as error:
+            raise WireError(str(error)) from None
         clients: dict[str, HolderClient] = {}
         try:
             for member in places:

@@ -174,7 +174,7 @@ def call(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
             raise error.cause from None
         raise
     except module.exceptions.RayError as error:
-        raise Unavailable(_first_line(error)) from None
+        raise Unavailable(reason_of(error)) from None
 
 
 def logs_folder() -> Path | None:

@@ -208,11 +208,12 @@ class Service:
         )
         return self.member
 
-    async def birth(self) -> bytes:
-        """What :meth:`start` returned, as of now: for a supervisor that takes over; nothing before it began."""
+    async def birth(self, schema: int = wire.SCHEMA) -> bytes:
+        """A Birth record as of now, for a supervisor that reads ``schema``; nothing before :meth:`start`."""
         if self.member is None:
             return b""
-        return wire.encode_plain(Birth(self.member, self.clock.now(), join_vector(self.model)))
+        told = Birth(self.member, self.clock.now(), join_vector(self.model))
+        return wire.encode_plain(told, wire.spoken_with(schema))
 
     async def close(self) -> None:
         """Stop listening and let every connection go."""

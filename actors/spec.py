@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from ..fabric.admission import ByteLimit
 from ..fabric.arena import ArenaLayout, Checksum, Memory, PoolLayout
 from ..fabric.budget import slots_for
 from ..fabric.kinds import ObjectKind, SpecError, Tier
-from ..fabric.model import GroupSpec, ModelSpec, describe
+from ..fabric.model import GroupSpec, ModelSpec
 from ..fabric.passport import AbiPassport
 from ..fabric.scaling import ScaleDownConfig, ScaleUpConfig
+from ..fabric.settings import describe, read, written
 from ..policies.checkpoint import checkpoint_policy
 from ..policies.copies import HotCopies
 from ..policies.costs import CostGuess
@@ -386,6 +387,8 @@ class FabricSpec(BaseModel):
     audit_fraction: float = Field(default=0.0, ge=0, le=1)
     log_acquires: Literal["none", "short", "all"] = "short"
     metrics_every_s: float = Field(default=5.0, ge=0)
+    _passed_over: tuple[str, ...] = PrivateAttr(default=())
+    _read_from: str = PrivateAttr(default="")
 
     @field_validator("checkpoint")
     @classmethod
@@ -468,6 +471,27 @@ class FabricSpec(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             raise SpecError(describe(error, where)) from None
+
+    @classmethod
+    def read(cls, text: str) -> FabricSpec:
+        """The spec that another process wrote, of this version or of one beside it (:mod:`~kvfabric.fabric.settings`).
+
+        Raises SpecError for a field of a newer version that nobody may do without, and for what is no spec.
+        """
+        spec, passed_over = read(cls, text, "the fabric's spec")
+        if passed_over:  # it is handed on with them: who knows them is to have them
+            spec._passed_over, spec._read_from = passed_over, text  # noqa: SLF001 - its own
+        return spec
+
+    @property
+    def text(self) -> str:
+        """The spec for another process."""
+        return self._read_from or written(self)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Fields that a newer version set and this one does not know."""
+        return self._passed_over
 
     def passport(self, group: GroupSpec) -> AbiPassport:
         """The passport readers and writers of a group have unless they say otherwise."""

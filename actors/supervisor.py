@@ -72,7 +72,7 @@ WEIGHTS_KNOWN_MAX = 1024
 def new_estate(spec: FabricSpec) -> Estate:
     """A fabric that begins."""
     weights = spec.model.weights
-    return Estate(spec.model_dump_json(), new_secret(), weights, [weights], directory_shards=spec.directory_shards)
+    return Estate(spec.text, new_secret(), weights, [weights], directory_shards=spec.directory_shards)
 
 
 class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
@@ -84,8 +84,8 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
         super().__init__()
         self.fabric = fabric
         left = inherit(fabric)
-        self.estate = left or new_estate(FabricSpec.model_validate_json(spec_json))
-        self.spec = FabricSpec.model_validate_json(self.estate.spec)
+        self.estate = left or new_estate(FabricSpec.read(spec_json))
+        self.spec = FabricSpec.read(self.estate.spec)
         self.secret = self.estate.secret
         testing = self.spec.testing
         self.clock = Clock(0.0 if testing else None)
@@ -166,7 +166,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
         """A process by address and incarnation, and what it says of itself: nothing before it began, None where it is silent."""
         address, _, incarnation = name.removeprefix(f"{self.fabric}/").rpartition("/")
         try:
-            birth = await asyncio.wait_for(handle.birth.remote(), PING_TIMEOUT_S)
+            birth = await asyncio.wait_for(handle.birth.remote(wire.SCHEMA), PING_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - whatever it was: it is silent, and may go on
             logger.info("%s does not answer its new supervisor: %r", address, error)
             birth = None
@@ -369,7 +369,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
             "node": wanted.node,
             "host": node.host if node is not None else "",
             "secret": self.secret,
-            "spec": self.spec.model_dump_json(),
+            "spec": self.spec.text,
             "shards": list(wanted.shards),
             "directory": DIRECTORY,
             "shard_map": [self.shards.map.epoch, list(self.shards.map.shards)],
@@ -381,7 +381,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
         name = actor_name(self.fabric, wanted.address, incarnation)
         handle = await self._in_thread(lambda: ray_api.start_actor(cls, name, setup, node=wanted.node or None))
         self._lives[wanted.address, incarnation] = handle
-        birth = wire.decode_plain(Birth, await handle.start.remote())
+        birth = wire.decode_plain(Birth, await handle.start.remote(wire.SCHEMA))
         check_vector(birth.vector, self.spec.model, wanted.address)
         return birth
 

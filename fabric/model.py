@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .kinds import Form, ObjectKind, SpecError
+from .settings import describe, joined
 
 GROUPS_MAX = 64
 SHARDS_MAX = 64
@@ -209,16 +210,5 @@ class ModelSpec(BaseModel):
             raise SpecError(describe(error, where)) from None
         hopeless = never_hits(model)
         if hopeless is not None:
-            raise SpecError(_join(where, hopeless))
+            raise SpecError(joined(where, hopeless))
         return model
-
-
-def describe(error: ValidationError, where: str) -> str:
-    """One line of a pydantic error: where (it may end with ``": "``, as a file's name does), the field, the reason."""
-    first = error.errors(include_url=False)[0]
-    reason = "unknown field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-    return f"{_join(where, '.'.join(map(str, first['loc'])))}: {reason}"
-
-
-def _join(where: str, field: str) -> str:
-    return where + field if where.endswith(": ") and field else f"{where.removesuffix(': ')}.{field}".removesuffix(".")

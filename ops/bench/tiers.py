@@ -332,7 +332,7 @@ def _holder(spec: FabricSpec) -> Iterator[Member]:
         "incarnation": 1,
         "node": _NODE,
         "host": "127.0.0.1",
-        "spec": spec.model_dump_json(),
+        "spec": spec.text,
         "shards": [0],
         "directory": "directory:0",
         "clock_s": None,

@@ -159,6 +159,10 @@ def version_agreement(facts: Facts) -> Iterator[Finding]:
             detail = ", ".join(f"{p} {theirs.get(p, 'absent')} (here {mine.get(p, 'absent')})" for p in apart)
             level = Level.FAIL if "ray" in apart else Level.WARN
             yield Finding("versions", level, address, detail, "install the same releases on every node")
+        unknown = health.get("settings_passed_over", ())
+        if unknown:
+            detail = f"does not know {', '.join(unknown)}, which the fabric's spec sets"
+            yield Finding("versions", Level.WARN, address, detail, "upgrade kvfabric on this node")
 
 
 Check = Callable[[Facts], Iterator[Finding]]

@@ -27,8 +27,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...fabric.kinds import SpecError
-from ...fabric.model import describe
 from ...fabric.series import Sample, aligned, merged
+from ...fabric.settings import describe
 
 FILE_BYTES_MAX = 64 << 20
 

@@ -63,7 +63,7 @@ class Life:
             "incarnation": incarnation,
             "node": node,
             "host": "127.0.0.1",
-            "spec": self.spec.model_dump_json(),
+            "spec": self.spec.text,
             "shards": [0],
             "directory": "directory:0",
             "weights": weights,

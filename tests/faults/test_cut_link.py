@@ -98,7 +98,7 @@ class Hosts:
             "incarnation": 1,
             "node": NODES[place],
             "host": HOSTS[place],
-            "spec": self.spec.model_dump_json(),
+            "spec": self.spec.text,
             "shards": [0],
             "directory": DIRECTORY,
             "clock_s": None,

@@ -11,9 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import re
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,8 +51,8 @@ from kvfabric.transport.control_client import BlockingClient
 from kvfabric.transport.link import host_identity
 
 from ..fabric.directory_bed import BLOCK
+from . import copies
 
-ROOT = Path(wire.__file__).resolve().parents[1]
 HERE = Path(__file__).parent
 SPEC = FabricSpec(
     model=ModelSpec.load(
@@ -69,29 +67,30 @@ CHAIN = secrets.token_bytes(16 * 20)
 VERSIONS = (wire.SCHEMA - 1, wire.SCHEMA, wire.SCHEMA + 1, wire.SCHEMA + 2)
 
 
+def started(path: Path, number: int, spec: str) -> subprocess.Popen[str]:
+    """A shard of the version that lies at ``path``."""
+    command = [sys.executable, str(HERE / "peer_process.py"), str(number), SECRET.hex(), spec]
+    pipe, env = subprocess.PIPE, {"PYTHONPATH": str(path)}
+    return subprocess.Popen(command, text=True, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, dict[str, Any]]]:
     """A shard of each version: where it listens."""
-    running, where = [], {}
+    running, where, path_of = [], {}, {}
     with contextlib.ExitStack() as stack:
         for schema in VERSIONS:
-            path = tmp_path_factory.mktemp(f"schema-{schema}") / "kvfabric"
-            for folder in ("fabric", "policies", "transport", "actors"):
-                shutil.copytree(ROOT / folder, path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-            shutil.copy(ROOT / "__init__.py", path / "__init__.py")
-            code = path / "fabric" / "wire.py"
-            text, changed = re.subn(r"(?m)^SCHEMA = \d+$", f"SCHEMA = {schema}", code.read_text())
-            assert changed == 1
-            code.write_text(text)
-            command = [sys.executable, str(HERE / "peer_process.py"), str(schema), SECRET.hex(), SPEC.model_dump_json()]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(path.parent)}
-            )
+            path = copies.copied(tmp_path_factory.mktemp(f"schema-{schema}"))
+            copies.speaking(path, schema)
+            if schema == wire.SCHEMA + 1:
+                copies.with_later_settings(path)
+            path_of[schema] = path.parent
+            process = started(path.parent, schema, SPEC.text)
             stack.callback(process.kill)
             running.append(process)
         for schema, process in zip(VERSIONS, running, strict=True):
             assert process.stdout is not None
-            where[schema] = json.loads(process.stdout.readline())
+            where[schema] = {**json.loads(process.stdout.readline()), "path": path_of[schema]}
             assert where[schema]["wire"] == schema
         yield where
         for process in running:
@@ -234,3 +233,35 @@ def test_the_schema_before_stays_as_it_was():
     pinned = json.loads((HERE / "schema_1.json").read_text())
     assert {number: now.get(number) for number in pinned} == pinned
     assert set(now) <= set(pinned), "a record of a number that schema 1 does not have"
+
+
+WRITE = """
+import json, sys
+from kvfabric.actors.spec import FabricSpec
+spec = json.loads(sys.argv[1])
+print(json.dumps([FabricSpec.load({**spec, "novel": 1, "vital": vital}).text for vital in (0, 1)]))
+"""
+
+
+def test_a_process_serves_under_the_spec_of_the_version_after_and_refuses_what_it_may_not_pass_over(shards):
+    newer = {"PYTHONPATH": str(shards[wire.SCHEMA + 1]["path"])}
+    plain = json.dumps(SPEC.model_dump(mode="json"))
+    told = subprocess.run(
+        [sys.executable, "-c", WRITE, plain], env=newer, capture_output=True, text=True, check=True, timeout=60
+    )
+    novel, vital = json.loads(told.stdout)
+    mine = copies.ROOT.parent
+    serving, refusing = started(mine, 7, novel), started(mine, 8, vital)
+    try:
+        assert serving.stdout is not None
+        place = json.loads(serving.stdout.readline())
+        _, reply = wire.read(said(place["unix"], wire.encode(StatusRequest("s"))))
+        assert json.loads(reply.status)["address"] == "directory:7"
+        _, errors = refusing.communicate("", timeout=60)
+        assert refusing.returncode != 0
+        last = errors.strip().splitlines()[-1]
+        assert "the fabric's spec: vital: of spec schema 2, which nobody may pass over" in last
+    finally:
+        for process in (serving, refusing):
+            process.kill()
+            process.communicate(timeout=10)
