@@ -21,6 +21,8 @@ GHOSTS = 2.0
 """How many that left are followed, as a share of the slots of their group."""
 LOOK_EVERY = 2048
 """Objects used or stored between two fresh looks at what was seen."""
+HELD_MAX = 4 * LOOK_EVERY
+"""Objects whose uses are kept one by one; where nothing has to leave, nobody looks for a long time."""
 
 
 class Ghosts:
@@ -67,23 +69,32 @@ class Learned:
     table: Floats = field(default_factory=lambda: indices(hazards(Seen.nothing())))
     news: int = 0
     _spans: list[tuple[Ints, Floats, bool]] = field(default_factory=list)
+    _held: int = 0
 
     def span(self, classes: Ints, ages_s: Floats, *, used: bool) -> None:
         """These were there up to these ages, and were then used or lost from sight."""
         self._spans.append((classes, ages_s, used))
         self.news += len(classes)
+        self._held += len(classes)
+        if self._held >= HELD_MAX:
+            self._fold()
 
     def look(self, classes: Ints, ages_s: Floats) -> None:
         """Learn from what happened, and from these that are there still."""
+        self._fold()
+        self.news = 0
+        self.table = indices(hazards(self.seen.and_spans(classes, ages_s, used=False)))
+        self.seen = self.seen.faded()
+
+    def _fold(self) -> None:
+        """Add what happened to what was seen."""
         for used in (True, False):
             some = [(c, a) for c, a, u in self._spans if u is used]
             if some:
                 spans = np.concatenate([c for c, _ in some]), np.concatenate([a for _, a in some])
                 self.seen = self.seen.and_spans(*spans, used=used)
         self._spans.clear()
-        self.news = 0
-        self.table = indices(hazards(self.seen.and_spans(classes, ages_s, used=False)))
-        self.seen = self.seen.faded()
+        self._held = 0
 
 
 class Worth:
@@ -108,6 +119,9 @@ class Worth:
             sizes[pool.group] = sizes.get(pool.group, 0) + pool.slots
         self._learned = {group: Learned(Ghosts(max(1, int(GHOSTS * size)))) for group, size in sizes.items()}
         self._pools = tuple(pools)
+        self._untold: list[tuple[Slots, Ints, Floats]] = []
+        """Uses since the last telling: it takes longer to part them by group than to note them."""
+        self._untold_count = 0
 
     def arrived(self, arrivals: Arrivals, now_s: float) -> None:
         """Newcomers begin a class of their own; what comes back goes on in the class that it left in."""
@@ -130,13 +144,26 @@ class Worth:
 
     def used(self, slots: Slots, tick: int, now_s: float) -> None:
         del tick
-        groups = self._group[slots]
-        for group in np.unique(groups).tolist() if len(self._learned) > 1 else self._learned:
-            mine = slots if len(self._learned) == 1 else slots[groups == group]
-            self._learned[group].span(self._classes[mine], now_s - self._last_s[mine], used=True)
-        self._uses[slots] += 1
-        self._classes[slots] = class_of(self._uses[slots], self._born[slots])
+        self._untold.append((slots, self._classes[slots], now_s - self._last_s[slots]))
+        self._untold_count += len(slots)
+        uses = self._uses[slots] + 1
+        self._uses[slots] = uses
+        self._classes[slots] = class_of(uses, self._born[slots])
         self._last_s[slots] = now_s
+        if self._untold_count >= HELD_MAX:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Part the uses noted by group."""
+        if not self._untold:
+            return
+        slots, classes, ages_s = (np.concatenate(column) for column in zip(*self._untold, strict=True))
+        self._untold.clear()
+        self._untold_count = 0
+        groups = self._group[slots]
+        for group in np.unique(groups).tolist():
+            mine = groups == group
+            self._learned[group].span(classes[mine], ages_s[mine], used=True)
 
     def left(self, slot: int, digest: bytes, now_s: float) -> None:
         """What left is followed until it comes back or later ones push it out."""
@@ -149,6 +176,7 @@ class Worth:
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count
+        self._tell()
         groups = self._group[slots]
         out = np.zeros(len(slots))
         for group in np.unique(groups).tolist():
