@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from ..fabric.kinds import FabricError, SpecError, WireError
@@ -67,8 +67,8 @@ class _Channel:
         request_id = next(self.ids)
         return request_id, encode(request_id, status, payload)
 
-    def receive(self) -> Iterator[tuple[Frame, tuple[int, ...]]]:
-        """Read once; yields the replies completed. Raises ConnectionLost, BlockingIOError, TimeoutError."""
+    def receive(self) -> list[tuple[Frame, tuple[int, ...]]]:
+        """Read once; the replies completed. Raises ConnectionLost, BlockingIOError, TimeoutError."""
         if self.endpoint.is_unix:
             count, ancillary, flags, _ = self.sock.recvmsg_into(
                 [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
@@ -88,10 +88,15 @@ class _Channel:
             frames = self._decoder.feed(self._buffer[:count])
         except WireError as error:
             raise ConnectionLost(f"{self.endpoint}: {error}") from None
+        announced = 0
         for frame in frames:
-            if frame.status.asks or frame.descriptors > len(self._descriptors):
+            announced += frame.descriptors
+            if frame.status.asks or announced > len(self._descriptors):
                 raise ConnectionLost(f"{self.endpoint}: the server sent what is no reply")
-            yield frame, tuple(self._descriptors.popleft() for _ in range(frame.descriptors))
+        return [(frame, self._take(frame.descriptors) if frame.descriptors else ()) for frame in frames]
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        return tuple(self._descriptors.popleft() for _ in range(count))
 
     def close(self) -> None:
         self.sock.close()
@@ -142,6 +147,8 @@ class BlockingClient:
         self._channel = channel
         self._lock = threading.Lock()
         self._closed = False
+        self._timeout_s = 0.0
+        """What the socket's time-out is set to."""
         self._hang_up = select.poll()
         self._hang_up.register(channel.sock.fileno(), select.POLLRDHUP)
 
@@ -168,12 +175,11 @@ class BlockingClient:
 
     def request_many(self, payloads: Sequence[bytes], timeout_s: float) -> list[Answer]:
         """Send all requests at once and wait for all replies, in the requests' order. Raises as ``request``."""
-        deadline = time.monotonic() + timeout_s
         with self._lock:
             if self._closed:
                 raise ConnectionLost(f"{self._channel.endpoint}: this client is closed")
             try:
-                return self._exchange(payloads, deadline)
+                return self._exchange(payloads, timeout_s)
             except TimeoutError:
                 raise RequestTimedOut(f"{self._channel.endpoint}: no reply within {timeout_s} s") from None
             except OSError as error:
@@ -187,20 +193,19 @@ class BlockingClient:
 
         Raises RequestTimedOut where the server reads nothing for so long, ConnectionLost, SpecError.
         """
-        deadline = time.monotonic() + timeout_s
         with self._lock:
             if self._closed:
                 raise ConnectionLost(f"{self._channel.endpoint}: this client is closed")
             try:
-                self._send(self._channel.encode(payload, FrameStatus.TOLD)[1], deadline)
+                self._send(self._channel.encode(payload, FrameStatus.TOLD)[1], timeout_s, time.monotonic() + timeout_s)
             except TimeoutError:
                 raise RequestTimedOut(f"{self._channel.endpoint}: no room to send within {timeout_s} s") from None
             except OSError as error:
                 self._shut()
                 raise ConnectionLost(f"{self._channel.endpoint}: {error}") from None
 
-    def _exchange(self, payloads: Sequence[bytes], deadline: float) -> list[Answer]:
-        channel = self._channel
+    def _exchange(self, payloads: Sequence[bytes], timeout_s: float) -> list[Answer]:
+        channel, deadline = self._channel, time.monotonic() + timeout_s
         wanted: dict[int, int] = {}
         data = []
         for index, payload in enumerate(payloads):
@@ -208,40 +213,50 @@ class BlockingClient:
             wanted[request_id] = index
             data.append(encoded)
         got: dict[int, tuple[Frame, tuple[int, ...]]] = {}
-        self._send(b"".join(data), deadline)
+        self._send(data[0] if len(data) == 1 else b"".join(data), timeout_s, deadline)
         try:
-            while len(got) < len(payloads):
-                self._set_timeout(deadline)
-                for frame, descriptors in channel.receive():
-                    position = wanted.get(frame.request_id)
+            while True:
+                for reply in channel.receive():
+                    position = wanted.get(reply[0].request_id)
                     if position is None:
-                        _close_descriptors(descriptors)  # the late reply of a request that timed out
+                        _close_descriptors(reply[1])  # the late reply of a request that timed out
                     else:
-                        got[position] = (frame, descriptors)
-            return [_answer_of(*got[index]) for index in range(len(payloads))]
+                        got[position] = reply
+                if len(got) == len(payloads):
+                    return [_answer_of(*got[index]) for index in range(len(payloads))]
+                self._wait_at_most(deadline - time.monotonic())
         except BaseException:
             for _, descriptors in got.values():
                 _close_descriptors(descriptors)
             raise
 
-    def _send(self, data: bytes, deadline: float) -> None:
-        """A request sent in part would garble what follows, so a time-out within one ends the connection."""
-        view = memoryview(data)
-        sent = 0
-        while sent < len(view):
-            try:
-                self._set_timeout(deadline)
-                sent += self._channel.sock.send(view[sent:])
-            except TimeoutError:
-                if sent:
-                    self._shut()
-                raise
+    def _send(self, data: bytes, timeout_s: float, deadline: float) -> None:
+        """A request sent in part would garble what follows, so a time-out within one ends the connection.
 
-    def _set_timeout(self, deadline: float) -> None:
+        Leaves what is waited for next to be waited for as long, or as is left to the deadline.
+        """
+        self._wait_at_most(timeout_s)
+        sent = self._channel.sock.send(data)
         left = deadline - time.monotonic()
-        if left <= 0:
+        if sent == len(data) and left > 0.9 * timeout_s:
+            return
+        view = memoryview(data)
+        try:
+            while sent < len(view):
+                self._wait_at_most(deadline - time.monotonic())
+                sent += self._channel.sock.send(view[sent:])
+            self._wait_at_most(deadline - time.monotonic())
+        except TimeoutError:
+            self._shut()
+            raise
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """How long the next call to the socket may wait; one that is set already is not set again."""
+        if seconds <= 0:
             raise TimeoutError
-        self._channel.sock.settimeout(left)
+        if seconds != self._timeout_s:
+            self._channel.sock.settimeout(seconds)
+            self._timeout_s = seconds
 
     def _shut(self) -> None:
         self._closed = True

@@ -42,6 +42,7 @@ SLICE_S = 0.0005
 """How long a connection that has more requests is served before the loop turns to the others."""
 _WRITE_BUFFER_BYTES = 1 << 20
 _SEND_RETRY_S = 0.002
+_READ_BYTES = 256 * 1024
 
 _connection_ids = itertools.count(1)
 
@@ -98,6 +99,8 @@ class ControlServer:
         self.share = share or LoopShare()
         self.counters = ServerCounters()
         self.live: set[_Connection] = set()
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        """What any connection reads into: it is taken out of it before the next one reads."""
         self._endpoint = Endpoint()
         self._server: asyncio.Server | None = None
         self._inode: tuple[int, int] | None = None
@@ -202,7 +205,7 @@ async def serve_tcp(
     return server
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One client, from accept to the call of ``closed``."""
 
     def __init__(self, server: ControlServer) -> None:
@@ -216,6 +219,7 @@ class _Connection(asyncio.Protocol):
         self._outgoing: deque[_Outgoing] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._congested = False
+        self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.TimerHandle | None = None
         """Until then other connections are served; None while this one may be."""
@@ -287,15 +291,20 @@ class _Connection(asyncio.Protocol):
 
     # -- requests
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._server.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data: bytes | memoryview = self._server.buffer[:nbytes]
         if self._challenge is not None:
-            data = self._prove(data)
+            data = self._prove(bytes(data))
             if not data:
                 return
         try:
             frames = self._decoder.feed(data)
             for frame in frames:
-                if not frame.status.asks or frame.descriptors:
+                if frame.descriptors or not frame.status.asks:
                     raise WireError("frame: not a request")
         except WireError as error:
             self._refuse(str(error))
@@ -331,17 +340,17 @@ class _Connection(asyncio.Protocol):
         began = self._loop.time()
         while self._waiting and not self._congested and len(self._tasks) < IN_FLIGHT_MAX:
             self._serve(self._waiting.popleft())
-            had_s = self._loop.time() - began
-            if self._waiting and had_s >= SLICE_S:
-                pause_s = self._server.share.pause_after(had_s, self)
+            if self._waiting and self._loop.time() - began >= SLICE_S:
+                pause_s = self._server.share.pause_after(self._loop.time() - began, self)
                 self._turn = self._loop.call_later(pause_s, self._next_turn)
                 break
-        if self._transport is None:
-            return
-        if self._waiting or self._congested:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        full = bool(self._waiting) or self._congested
+        if full is not self._paused and self._transport is not None:
+            self._paused = full
+            if full:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def _next_turn(self) -> None:
         self._turn = None
@@ -353,7 +362,7 @@ class _Connection(asyncio.Protocol):
         self._server.share.live(self)
         try:
             reply = self._server.handler(self._info, frame.payload)
-            if isinstance(reply, bytes | tuple):
+            if isinstance(reply, (bytes, tuple)):
                 self._reply(frame, reply)
                 return
         except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection's other requests
@@ -392,6 +401,9 @@ class _Connection(asyncio.Protocol):
         if descriptors and self._info is not None and self._info.pid is None:
             raise ProtocolError("reply: descriptors travel over Unix sockets only")
         if self._transport is None:
+            return
+        if not descriptors and not self._outgoing:
+            self._transport.write(encode(frame.request_id, FrameStatus.REPLY, payload))
             return
         copies = [os.dup(descriptor) for descriptor in descriptors]
         self._send(encode(frame.request_id, FrameStatus.REPLY, payload, len(copies)), copies)

@@ -36,7 +36,10 @@ class FrameStatus(IntEnum):
     @property
     def asks(self) -> bool:
         """Whether a client sends it, and not a server."""
-        return self in (FrameStatus.REQUEST, FrameStatus.TOLD)
+        return self is FrameStatus.REQUEST or self is FrameStatus.TOLD
+
+
+_STATUSES = tuple(FrameStatus)
 
 
 class Frame(NamedTuple):
@@ -64,30 +67,39 @@ class FrameDecoder:
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Frames completed by ``data``, in order."""
         kept = self._kept
-        kept += data
-        frames: list[Frame] = []
-        if len(kept) < self._needed:
+        if kept:
+            kept += data
+            if len(kept) < self._needed:
+                return []
+            with memoryview(kept) as view:
+                frames, start = self._frames(view)
+            del kept[:start]
             return frames
-        start = 0
-        available = len(kept)
+        frames, start = self._frames(data)
+        kept += data[start:]
+        return frames
+
+    def _frames(self, data: bytes | memoryview) -> tuple[list[Frame], int]:
+        """The whole frames in ``data``, and where the rest begins."""
+        frames: list[Frame] = []
+        start, available = 0, len(data)
+        self._needed = HEADER.size
         while available - start >= HEADER.size:
-            length, request_id, status, descriptors = HEADER.unpack_from(kept, start)
+            length, request_id, status, descriptors = HEADER.unpack_from(data, start)
             self._check(length, status, descriptors)
-            end = start + HEADER.size + length
+            begin = start + HEADER.size
+            end = begin + length
             if end > available:
                 self._needed = end - start
                 break
-            frames.append(Frame(request_id, FrameStatus(status), descriptors, bytes(kept[start + HEADER.size : end])))
+            frames.append(Frame(request_id, _STATUSES[status], descriptors, bytes(data[begin:end])))
             start = end
-            self._needed = HEADER.size
-        if start:
-            del kept[:start]
-        return frames
+        return frames, start
 
     def _check(self, length: int, status: int, descriptors: int) -> None:
         if length > self._payload_bytes_max:
             raise WireError(f"frame: {length} bytes announced, {self._payload_bytes_max} accepted")
-        if status > FrameStatus.TOLD:
+        if status >= len(_STATUSES):
             raise WireError(f"frame: unknown status {status}")
         if descriptors > DESCRIPTORS_MAX:
             raise WireError(f"frame: {descriptors} descriptors announced, {DESCRIPTORS_MAX} accepted")

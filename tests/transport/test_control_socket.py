@@ -603,15 +603,18 @@ def test_a_transport_of_another_kind_of_loop_is_served(service: Service, tmp_pat
         def __getattr__(self, name: str) -> object:
             return getattr(self._transport, name)
 
-    class Wrapping(asyncio.Protocol):
-        def __init__(self, inner: asyncio.Protocol) -> None:
+    class Wrapping(asyncio.BufferedProtocol):
+        def __init__(self, inner: asyncio.BufferedProtocol) -> None:
             self.inner = inner
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self.inner.connection_made(Foreign(transport))  # type: ignore[arg-type]
 
-        def data_received(self, data: bytes) -> None:
-            self.inner.data_received(data)
+        def get_buffer(self, sizehint: int) -> memoryview:
+            return self.inner.get_buffer(sizehint)
+
+        def buffer_updated(self, nbytes: int) -> None:
+            self.inner.buffer_updated(nbytes)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.inner.connection_lost(exc)
