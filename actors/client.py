@@ -6,14 +6,24 @@ import functools
 import os
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..fabric import wire
+from ..fabric import messages, wire
 from ..fabric.arena import Arena, ArenaLayout, Memory
 from ..fabric.kinds import FabricError
-from ..fabric.messages import ArenaReply, ArenaRequest, Done, GpuReply, GpuRequest, Member, Misuse, SlotsRequest
+from ..fabric.messages import (
+    Acquire,
+    ArenaReply,
+    ArenaRequest,
+    Done,
+    GpuReply,
+    GpuRequest,
+    Member,
+    Misuse,
+    SlotsRequest,
+)
+from ..fabric.repeats import ACQUIRES, ANSWERS, Repeats
 from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
 from .clock import MONOTONIC, Clock
@@ -54,7 +64,7 @@ class Writable(Protocol):
 
 def request_id() -> str:
     """A name that no other request bears, so that a retry is answered and not run twice."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 class _Line:
@@ -70,9 +80,12 @@ class _Line:
         except FabricError as error:
             raise HolderLost(f"holder {self.member.address}: {error}") from None
 
+    def _encoded(self, record: Any) -> bytes:
+        return wire.encode(record, self._schema)
+
     def _request_many(self, client: BlockingClient, records: Sequence[Any], timeout_s: float) -> list[Answer]:
         try:
-            return client.request_many([wire.encode(record, self._schema) for record in records], timeout_s)
+            return client.request_many([self._encoded(record) for record in records], timeout_s)
         except ConnectionLost as error:
             raise HolderLost(f"holder {self.member.address}: {error}") from None
         except RequestTimedOut as error:
@@ -111,6 +124,7 @@ class HolderClient(_Line):
         self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[BlockingClient] = []
+        self._acquires, self._answers = Repeats(ACQUIRES), Repeats(ANSWERS)
         self._closed = False
         self._main = self._connect()
         try:
@@ -118,6 +132,23 @@ class HolderClient(_Line):
         except BaseException:
             self._main.close()
             raise
+
+    def _encoded(self, record: Any) -> bytes:
+        if type(record) is Acquire and self._schema == wire.SCHEMA:
+            with self._lock:
+                return self._acquires.encode(record)
+        return super()._encoded(record)
+
+    def _decoded(self, frame: bytes) -> Any:
+        with self._lock:
+            repeated = self._answers.read(frame)
+        if repeated is not None:
+            return repeated
+        record = wire.decode(frame)
+        if type(record) is messages.Answer:
+            with self._lock:
+                self._answers.learn(frame, record)
+        return record
 
     def _connect(self) -> BlockingClient:
         return self._connect_to(self.member.unix)
@@ -162,7 +193,7 @@ class HolderClient(_Line):
         if client is None:
             client = self._connect()
         try:
-            client.tell(wire.encode(record, self._schema), timeout_s)
+            client.tell(self._encoded(record), timeout_s)
         except (ConnectionLost, RequestTimedOut) as error:
             client.close()
             raise HolderLost(f"holder {self.member.address}: {error}") from None
@@ -197,7 +228,7 @@ class HolderClient(_Line):
         answer = self._request(client, record, timeout_s)
         for fd in answer.descriptors:
             os.close(fd)
-        return expect_reply(wire.decode(answer.payload), expect)
+        return expect_reply(self._decoded(answer.payload), expect)
 
     def writable(self, attempt: int, slots: list[int]) -> Writable:
         """The attempt's own slots, mapped for writing."""

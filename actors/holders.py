@@ -33,6 +33,8 @@ class Holders:
         self._clock = clock
         self._lock = threading.RLock()
         self._clients: dict[str, HolderClient] = {}
+        self._current: dict[str, HolderClient] = {}
+        """Of these, those that were compared with what the fabric last told."""
         self._far: dict[str, FarHolder] = {}
         self.info = resolve()
         self._resolved_s = time.monotonic()
@@ -72,14 +74,17 @@ class Holders:
     def client(self, address: str) -> HolderClient:
         """A connection to a holder's present life. Raises HolderLost."""
         with self._lock:
+            client = self._clients.get(address)
+            if client is not None and self._current.get(address) is client and client.alive:
+                return client
             member = next((m for m in self.info.members if m.address == address), None)
             if member is None:
                 raise HolderLost(f"no holder {address!r} runs on this node")
-            client = self._clients.get(address)
             if client is None or client.member != member or not client.alive:
                 if client is not None:
                     client.close()
                 client = self._clients[address] = HolderClient(member, self._clock)
+            self._current[address] = client
             return client
 
     def anyone(
@@ -145,6 +150,7 @@ class Holders:
             if info.spec.model != self.model:
                 raise FabricError(f"fabric {self.name!r} runs another model now: connect anew")
             self.info = info
+            self._current.clear()
             self.readers = self._of_this_node()
         self._moved()
 
@@ -156,4 +162,5 @@ class Holders:
             for far in self._far.values():
                 far.close()
             self._clients.clear()
+            self._current.clear()
             self._far.clear()

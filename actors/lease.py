@@ -129,8 +129,13 @@ class Lease:
         """What the last check found."""
         self._slots: dict[str, LeasedSlots] = {}
         self.deadline_s = grant.deadline_s
-        pairs = [(part, clients[part.holder].content) for part in grant.parts]
-        self.views = Views(model, pairs)
+        self.asked_s: float | None = None
+        """When its request came, on this process's monotonic clock; None where it was opened."""
+
+    @functools.cached_property
+    def views(self) -> Views:
+        """All leased groups, in shared memory."""
+        return Views(self._model, [(part, self._clients[part.holder].content) for part in self.grant.parts])
 
     @property
     def tokens(self) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..fabric.identity import Extra, NamedKeys, Namespace, PromptKeys, as_tokens, weights_digest16
+from ..fabric.identity import Extra, NamedKeys, Namespace, PromptKeys, as_tokens
 from ..fabric.kinds import FabricError
-from ..fabric.messages import Objects, Prompt
+from ..fabric.messages import Objects
 from ..fabric.model import ModelSpec
 
 KEY = frozenset({"tenant", "salt", "adapter", "extra", "approximate"})
@@ -21,12 +21,12 @@ class Prompts:
     def __init__(self, model: ModelSpec, weights: str) -> None:
         self.model = model
         self.weights = weights
-        self._weights_digest = weights_digest16(weights)
 
     def keys(self, tokens: Any, key: Mapping[str, Any]) -> PromptKeys:
         """Digests of tokens under KEY, or those given. Raises FabricError for digests of another model, or a bad KEY."""
         if isinstance(tokens, PromptKeys):
-            if key or tokens.model != self.model or tokens.namespace.weights != self.weights:
+            other = tokens.model is not self.model and tokens.model != self.model
+            if key or other or tokens.namespace.weights != self.weights:
                 raise FabricError("tokens: these digests are of another model or weights, or KEY is given twice")
             return tokens
         for name in key:
@@ -59,11 +59,6 @@ class Prompts:
         if not keys.namespace.approximate:
             return keys
         return PromptKeys(self.model, replace(keys.namespace, approximate=False), keys.tokens, keys.extra)
-
-    def prompt(self, keys: PromptKeys) -> Prompt:
-        """The prompt as requests carry it."""
-        units = tuple((unit, keys.keys(unit)) for unit in self.model.units_tokens)
-        return Prompt(keys.namespace_digest, self._weights_digest, keys.namespace.tenant, len(keys), units)
 
     def objects(self, keys: PromptKeys, group: int, shard: int, indices: Sequence[int]) -> Objects:
         """Objects of a prompt by index, with their digests."""

@@ -20,9 +20,21 @@ from ..fabric import wire
 from ..fabric.doors import AdvanceClock, Partition, Rest, RestRequest, RunDue, is_door
 from ..fabric.identity import join_vector
 from ..fabric.kinds import FabricError, WireError
-from ..fabric.messages import Birth, Done, Member, Members, Misuse, PeerHello, StatusReply, StatusRequest
+from ..fabric.messages import (
+    Acquire,
+    Answer,
+    Birth,
+    Done,
+    Member,
+    Members,
+    Misuse,
+    PeerHello,
+    StatusReply,
+    StatusRequest,
+)
 from ..fabric.model import ModelSpec
-from ..fabric.requests import refusal_of
+from ..fabric.repeats import ACQUIRES, ANSWERS, Repeats
+from ..fabric.requests import CLIENT_RECORDS, refusal_of
 from ..fabric.supervisor import SUPERVISOR, is_supervisor_message
 from ..transport.challenge import door_secret, peer_proof
 from ..transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
@@ -85,6 +97,31 @@ def _in_schema(reply: Reply | Awaitable[Reply], schema: int) -> Reply | Awaitabl
     return later()
 
 
+class _Awaited:
+    """The reply that a client's request waits for; a future only where it does not come at once."""
+
+    __slots__ = ("_future", "record")
+
+    def __init__(self) -> None:
+        self.record: Any = None
+        self._future: asyncio.Future[Any] | None = None
+
+    @property
+    def future(self) -> asyncio.Future[Any]:
+        if self._future is None:
+            self._future = asyncio.get_running_loop().create_future()
+        return self._future
+
+    def set(self, record: Any) -> None:
+        self.record = record
+        if self._future is not None and not self._future.done():
+            self._future.set_result(record)
+
+    def cancel(self) -> None:
+        if self._future is not None:
+            self._future.cancel()
+
+
 class Service:
     """A process around a core. Subclasses feed the core and carry out its effects."""
 
@@ -115,7 +152,8 @@ class Service:
         """Who asks this process, so that nobody's work keeps the others waiting."""
         self.mesh = Mesh(address, secret, self._undeliverable)
         self._servers: list[ControlServer] = []
-        self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
+        self._waiting: dict[tuple[str, str], _Awaited] = {}
+        self._acquires, self._answers = Repeats(ACQUIRES), Repeats(ANSWERS)
         self._peers: dict[int, str] = {}
         self._watch: asyncio.Task[None] | None = None
         self.requests_refused = 0
@@ -222,8 +260,8 @@ class Service:
         await self.mesh.close()
         for server in self._servers:
             await server.close()
-        for future in self._waiting.values():
-            future.cancel()
+        for awaited in self._waiting.values():
+            awaited.cancel()
         self._waiting.clear()
 
     # --- requests ------------------------------------------------------------------------------
@@ -239,10 +277,15 @@ class Service:
 
     def _serve(self, conn: ConnectionInfo, frame: bytes) -> Reply | Awaitable[Reply]:
         """Answer a frame in the schema it came in."""
+        repeated = self._acquires.read(frame)
+        if repeated is not None:
+            return self._answer(conn, repeated)
         try:
             schema, record = wire.read(frame)
         except WireError as error:
             return self._refuse("", str(error))
+        if type(record) is Acquire and schema == wire.SCHEMA:
+            self._acquires.learn(frame, record)
         reply = self._answer(conn, record)
         return reply if schema == wire.SCHEMA else _in_schema(reply, schema)
 
@@ -257,35 +300,39 @@ class Service:
     def _take(self, client: str, record: Any) -> Reply | Awaitable[Reply]:
         """A client's request: answered here, refused, or given to the core."""
         name = _name_of(record)
-        try:
-            own = self.own_request(client, record)
-        except FabricError as error:
-            return self._refuse(name, str(error))
-        if own is not None:
-            return own
+        if type(record) not in CLIENT_RECORDS:
+            try:
+                own = self.own_request(client, record)
+            except FabricError as error:
+                return self._refuse(name, str(error))
+            if own is not None:
+                return own
         refusal = refusal_of(record, self.model)
         if refusal is not None:
             return self._refuse(name, refusal)
         key = (client, name)
-        future = self._waiting.get(key)
-        if future is None:
-            future = self._waiting[key] = asyncio.get_running_loop().create_future()
+        awaited = self._waiting.get(key)
+        if awaited is None:
+            awaited = self._waiting[key] = _Awaited()
         self.steps += 1
         try:
             self.received(client, record)
         except BaseException:
             self._waiting.pop(key, None)
             raise
-        if future.done():
-            return wire.encode(future.result())
-        return self._reply(future)
+        if awaited.record is not None:
+            return self._encoded(awaited.record)
+        return self._reply(awaited.future)
+
+    def _encoded(self, record: Any) -> bytes:
+        return self._answers.encode(record) if type(record) is Answer else wire.encode(record)
 
     def _refuse(self, name: str, text: str) -> bytes:
         self.requests_refused += 1
         return wire.encode(Misuse(name, text))
 
     async def _reply(self, future: asyncio.Future[Any]) -> bytes:
-        return wire.encode(await asyncio.shield(future))
+        return self._encoded(await asyncio.shield(future))
 
     # --- peers ---------------------------------------------------------------------------------
 
@@ -322,9 +369,9 @@ class Service:
             self.mesh.send(to, record)
             return
         name = _name_of(record)
-        future = self._waiting.pop((to, name), None)
-        if future is not None and not future.done():
-            future.set_result(record)
+        awaited = self._waiting.pop((to, name), None)
+        if awaited is not None:
+            awaited.set(record)
 
     async def request(self, frame: bytes) -> bytes:
         """One wire record in, its reply out: the Ray actor handle's way in.

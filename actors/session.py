@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -94,8 +93,6 @@ class Session:
         self._passport = passport
         self._gpu = gpu
         self._lock = threading.Lock()
-        self._asked: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()
-        """When the request of each lease came, on this process's monotonic clock."""
         self._holders = Holders(name, resolve, self._forget, clock)
         # What this process runs does not change because the fabric's weights do: it would publish old state as new.
         self._prompts = Prompts(self.model, weights_revision or self._holders.info.weights)
@@ -257,7 +254,7 @@ class Session:
                 raise FabricError(f"objects.{name}: index {indices[-1]} lies outside the prompt's {limit} objects")
             abi = self._abis[group]
             items.append(StoreItem(self._prompts.objects(keys, group, shard, indices), revision, spec.block_bytes, abi))
-        message = StoreBegin(request_id(), self._prompts.prompt(keys), tuple(items), retire, replace)
+        message = StoreBegin(request_id(), keys.prompt, tuple(items), retire, replace)
 
         def ask() -> Attempt | Stored:
             client = self._holders.client(self._holders.of_shard(shard))
@@ -300,7 +297,7 @@ class Session:
         done = client.call(Audited(request_id(), lease.grant.lease, outcome), Done)
         if done.refused is None and outcome == AuditOutcome.MISMATCH:
             self._lookahead.forget()
-            prompt = self._prompts.prompt(keys)
+            prompt = keys.prompt
             supervisor = ray_api.find_actor(actor_name(self.name, SUPERVISOR))
             if supervisor is None:
                 raise ray_api.Unavailable(f"fabric {self.name!r} has no supervisor: other holders were not told")
@@ -319,7 +316,7 @@ class Session:
 
     def _wrote(self, keys: PromptKeys, client: HolderClient, done: Done) -> None:
         """Remember what this session stored: its next look-ups see it, and no old answer hides it."""
-        self._lookahead.wrote(self._prompts.prompt(keys))
+        self._lookahead.wrote(keys.prompt)
         with self._lock:
             self._marks.pop(client.member.address, None)
             mark = Mark(client.member.address, client.member.incarnation, done.mark)
@@ -327,6 +324,8 @@ class Session:
 
     def _fresh_marks(self) -> tuple[Mark, ...]:
         """Where the directory must have got for this session to see its own writes; none once they are old."""
+        if not self._marks:
+            return ()
         now = time.monotonic()
         with self._lock:
             self._marks = {a: kept for a, kept in self._marks.items() if now < kept[0]}
@@ -390,7 +389,7 @@ class Session:
             answer = better(self._by_short_replay(exact, message, timeout_s), answer)
         self._approximations.answered(exact, answer)
         if answer.lease is not None:
-            self._asked[answer.lease] = asked_s
+            answer.lease.asked_s = asked_s
         return answer
 
     def _by_short_replay(self, exact: PromptKeys, asked: Acquire, timeout_s: float) -> Answer:
@@ -398,7 +397,7 @@ class Session:
         message = replace(
             asked,
             request=request_id(),
-            prompt=self._prompts.prompt(exact),
+            prompt=exact.prompt,
             replay_tokens=shortest_replay_tokens(self.model),
         )
         return self._answer(self._ask(message, timeout_s), message.request)
@@ -423,7 +422,7 @@ class Session:
             raise ValueError(f"ttl_s: {ttl_s} is not within 0..{RETAIN_S_MAX:g}")
         if not 0 <= weight <= RETAIN_WEIGHT_MAX:
             raise ValueError(f"weight: {weight} is not within 0..{RETAIN_WEIGHT_MAX:g}")
-        prompt, reached = self._prompts.prompt(self._prompts.keys(tokens, key)), True
+        prompt, reached = self._prompts.keys(tokens, key).prompt, True
         for holder in sorted(set(self._holders.all_here())):
             try:
                 self._holders.client(holder).call(Retain(request_id(), prompt, ttl_s, weight), Done)
@@ -446,7 +445,7 @@ class Session:
         Its state becomes restorable: ``acquire(..., parked=...)`` resumes it with its age. Where
         nothing can be written, the state stays in memory, evictable.
         """
-        asked_s = self._asked.get(lease, time.monotonic())
+        asked_s = time.monotonic() if lease.asked_s is None else lease.asked_s
         grant = lease.grant
         try:
             done = self._holders.client(grant.leader).call(Park(request_id(), grant.lease), Done, ACQUIRE_TIMEOUT_S)
@@ -550,7 +549,7 @@ class Session:
     ) -> Acquire:
         return Acquire(
             request_id(),
-            self._prompts.prompt(keys),
+            keys.prompt,
             self.abis,
             self._holders.readers,
             lease_s,

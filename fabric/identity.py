@@ -23,6 +23,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from .kinds import Digest, FabricError
+from .messages import Prompt
 from .model import ModelSpec
 
 HASH_SCHEME = "kvfabric-blake3-v1"
@@ -153,6 +154,7 @@ class PromptKeys:
     _step: int = field(init=False)
     _links: list[bytes] = field(init=False)
     _by_unit: dict[int, bytes] = field(init=False, default_factory=dict)
+    _prompt: Prompt | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         self._key = self.namespace.digest()
@@ -204,6 +206,15 @@ class PromptKeys:
                 before = links[whole - 1] if whole else bytes(DIGEST_BYTES)
                 tokens = raw[4 * (end - rest) : 4 * end]
                 yield blake3(b"".join((prefix, before, lengths[rest], tokens, nothing)), key=key).digest()
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt as requests carry it; always the same object, by which a request that comes again is known."""
+        if self._prompt is None:
+            units = tuple((unit, self.keys(unit)) for unit in self.model.units_tokens)
+            weights, tenant = weights_digest16(self.namespace.weights), self.namespace.tenant
+            self._prompt = Prompt(self._key, weights, tenant, len(self), units)
+        return self._prompt
 
     def keys(self, unit_tokens: int) -> bytes:
         """Digests at every multiple of ``unit_tokens`` up to n, 32 bytes each, concatenated."""

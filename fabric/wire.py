@@ -72,6 +72,11 @@ def record(number: int, *, since: int = 1) -> Callable[[type[T]], type[T]]:
     return register
 
 
+def number_of(cls: type) -> int:
+    """The number of a record's class. Raises KeyError for a class that is none."""
+    return _number_of[cls]
+
+
 def spoken_with(peer_schema: int) -> int:
     """The schema to speak with a peer of this one: its own, as far as this version knows it."""
     return min(SCHEMA, peer_schema)
