@@ -469,7 +469,9 @@ class DiskDesk:
             objects[slot] = (obj, _extent(obj))
             self._used(obj)
         self._reading[token] = Reading(objects, self.ctx.now, sum(obj.length for obj, _ in batch))
-        self.ctx.do(ReadExtent(token, tuple(reads), self._from_store(batch[0][0])))
+        self.ctx.do(
+            ReadExtent(token, tuple(reads), self._from_store(batch[0][0]), self._wanted_s(obj for obj, _ in batch))
+        )
 
     def _copy_up(self, batch: list[tuple[Obj, int | None]]) -> None:
         """Copy objects from host memory to the slots that were reserved for them."""
@@ -485,7 +487,16 @@ class DiskDesk:
             pairs.append(Pair(obj.below, obj.slot, obj.length))
         self._reading[token] = reading
         deadline_s = ctx.now + ctx.config.transfer_timeout_s
-        ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s))
+        wanted_s = self._wanted_s(obj for obj, _ in batch)
+        ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s, wanted_s))
+
+    def _wanted_s(self, objects: Iterable[Obj]) -> float:
+        """By when the first of these is wanted."""
+        return min(map(self._queue.place_s, objects))
+
+    def _ahead(self, obj: Obj) -> bool:
+        """Whether it is read ahead of a request: nobody is kept waiting by what goes before it."""
+        return self._queue.place_s(obj) > self.ctx.now + PATIENCE_S
 
     def _never_read(self, obj: Obj) -> None:
         """Outdated, or gone from the disk, before it was its turn."""
@@ -503,7 +514,8 @@ class DiskDesk:
         config, batch, size = self.ctx.config, list[tuple[Obj, int]](), 0
         for obj, slot in objects:
             full = len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes
-            if batch and (full or self._from_store(obj) is not self._from_store(batch[0][0])):
+            way = (self._from_store(obj), self._ahead(obj))
+            if batch and (full or way != (self._from_store(batch[0][0]), self._ahead(batch[0][0]))):
                 yield batch
                 batch, size = [], 0
             batch.append((obj, slot))

@@ -191,6 +191,8 @@ class StartTransfer:
     incarnation: int
     pairs: tuple[Pair, ...]
     deadline_s: float
+    wanted_s: float | None = None
+    """By when a request wants the bytes; None: nobody waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,8 @@ class ReadExtent:
     """(extent, entry, slot)"""
     remote: bool = False
     """From the store, not from the local disk."""
+    wanted_s: float | None = None
+    """By when a request wants the bytes; None: nobody waits for them."""
 
 
 @dataclass(frozen=True, slots=True)

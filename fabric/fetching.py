@@ -98,7 +98,7 @@ class FetchDesk:
         for a in arriving:
             a.tries += 1
         deadline_s = ctx.now + ctx.config.transfer_timeout_s
-        ctx.do(StartTransfer(token, source.holder, source.incarnation, pairs, deadline_s))
+        ctx.do(StartTransfer(token, source.holder, source.incarnation, pairs, deadline_s, part.wanted_s))
 
     def transferred(self, event: TransferDone) -> bool:
         """Bytes of a fetch arrived, or did not; False if the transfer is none of this desk's."""

@@ -1,9 +1,10 @@
 """The bytes-a-second budget of one holder: who may move bytes next, live requests first.
 
 Everything that moves payload passes here before it is carried out: restores, fetches, copies between tiers,
-what is written out (a drain's included) and uploads. Under a budget an effect waits for its turn; the turn of
-what no request waits for comes as if it had been asked for :data:`BACKGROUND_S` later, so live requests go first
-and nothing waits for ever. Without a budget everything passes at once.
+what is written out (a drain's included) and uploads. Under a budget an effect waits for its turn, in the order by
+which restores stand in line: by when the bytes are wanted. What is asked for ahead of its use is wanted
+:data:`BACKGROUND_S` later, and so is what no request waits for: live requests go first and nothing waits for ever.
+Without a budget everything passes at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from .arena import ArenaLayout
 from .effects import Effect, ReadExtent, StartTransfer, UploadExtent, WriteExtent
-from .restores import BACKGROUND_S
+from .restores import BACKGROUND_S, PATIENCE_S
 
 BURST_S = 0.25
 """How much of a second's bytes may be moved at once after a pause."""
@@ -31,12 +32,10 @@ class Flow:
         bytes_per_s: float | None,
         layout: ArenaLayout,
         file_bytes: Callable[[int], int],
-        holder: str,
     ) -> None:
         self.bytes_per_s = bytes_per_s
         self._layout = layout
         self._file_bytes = file_bytes
-        self._holder = holder
         self._paid_until_s = float("-inf")
         self._waiting: list[tuple[float, int, float, int, Effect]] = []
         self._count = 0
@@ -61,8 +60,7 @@ class Flow:
                 passing.append(effect)
                 continue
             self._count += 1
-            turn_s = now if self._live(effect) else now + BACKGROUND_S
-            heapq.heappush(self._waiting, (turn_s, self._count, now, nbytes, effect))
+            heapq.heappush(self._waiting, (_wanted_s(effect, now), self._count, now, nbytes, effect))
         while self._waiting and self._paid_until_s <= now:
             _, _, since_s, nbytes, effect = heapq.heappop(self._waiting)
             self._paid_until_s = max(self._paid_until_s, now - BURST_S) + nbytes / self.bytes_per_s
@@ -84,15 +82,11 @@ class Flow:
                 return self._file_bytes(effect.extent)
         return 0
 
-    def _live(self, effect: Effect) -> bool:
-        """Whether requests wait for it: bytes on their way to the readers' pools."""
-        match effect:
-            case ReadExtent():
-                return True
-            case StartTransfer():
-                tier = self._layout.pools[self._layout.pool_of(effect.pairs[0].slot)].tier
-                return effect.source != self._holder or tier is self._layout.readers_tier
-        return False
+
+def _wanted_s(effect: Effect, now: float) -> float:
+    """By when an effect's bytes are wanted."""
+    wanted_s = effect.wanted_s if isinstance(effect, ReadExtent | StartTransfer) else None
+    return now + PATIENCE_S + BACKGROUND_S if wanted_s is None else wanted_s
 
 
 def _later(effect: Effect, seconds: float) -> Effect:

@@ -153,7 +153,7 @@ class HolderCore:
         self.warming = WarmDesk(self.ctx, self.drain)
         self.drain.writing = lambda: bool(self.stores.attempts)
         self.sampler = Sampler(self.ctx, self.disk)
-        self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes, config.holder)
+        self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes)
         self._flow_due_s: float | None = None
         self._turn: Wake | None = None
         self.weights_number = 0

@@ -65,7 +65,7 @@ class PartDesk:
             if known.replied is not None:
                 self.ctx.send(leader, known.replied)
             return
-        part = Part(leader, message)
+        part = Part(leader, message, self.ctx.now + message.patience_s)
         self.open_parts[message.op] = part
         part.expiry = self.ctx.wake_at(self.ctx.now + message.ttl_s, lambda: self.let_go(message.op))
         to_restore = self._pin_local(part)

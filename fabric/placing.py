@@ -18,6 +18,7 @@ from .graphs import GraphDesk
 from .kinds import Reason
 from .lifecycle import State
 from .objects import Obj
+from .restores import PATIENCE_S
 from .validation import Held, HeldRun
 
 Refuse = Callable[[Reason, int], None]
@@ -138,8 +139,8 @@ class Placer:
         for slot, move in placing.moves.items():
             pairs.append(Pair(move.old.slot, slot, move.old.length))
         self._rounds[token] = placing
-        deadline_s = ctx.now + ctx.config.transfer_timeout_s
-        ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s))
+        deadline_s, wanted_s = ctx.now + ctx.config.transfer_timeout_s, ctx.now + PATIENCE_S
+        ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s, wanted_s))
 
     def moved(self, event: TransferDone) -> bool:
         """A round ended; False if the transfer is none of this desk's."""

@@ -90,9 +90,14 @@ class RestoreQueue:
         self._bytes: Counter[ObjectKind] = Counter()
         self._extents: dict[ObjectKind, Counter[int]] = {}
         self._count = 0
+        self._places: dict[int, float] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._heaps.values()))
+
+    def place_s(self, obj: Obj) -> float:
+        """The place of one that waits or is being read."""
+        return self._places[id(obj)]
 
     def __iter__(self) -> Iterator[Obj]:
         for heap in self._heaps.values():
@@ -100,6 +105,7 @@ class RestoreQueue:
 
     def put(self, obj: Obj, place_s: float) -> None:
         self._count += 1
+        self._places[id(obj)] = place_s
         in_host = obj.below >= 0
         heapq.heappush(self._heaps.setdefault((obj.kind, in_host), []), (place_s, self._count, obj))
         self._waiting_bytes[in_host][_second(place_s)] += obj.length
@@ -115,6 +121,7 @@ class RestoreQueue:
 
     def take(self, obj: Obj) -> None:
         """Let one step out of line."""
+        del self._places[id(obj)]
         for in_host in (False, True):
             heap = self._heaps.get((obj.kind, in_host), [])
             for place_s, _, waiting in heap:
@@ -147,6 +154,7 @@ class RestoreQueue:
 
     def arrived(self, obj: Obj, extent: int | None) -> None:
         """An object is being read no more. ``extent``: where it was read from."""
+        del self._places[id(obj)]
         self._bytes[obj.kind] -= obj.length
         if extent is not None:
             extents = self._extents[obj.kind]

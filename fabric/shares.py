@@ -46,6 +46,8 @@ class Part:
 
     leader: str
     request: PartOpen
+    wanted_s: float
+    """By when its request wants the bytes."""
     held: Held = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
     awaited: int = 0

@@ -19,7 +19,7 @@ from kvfabric.fabric.effects import (
 )
 from kvfabric.fabric.flow import BURST_S, Flow
 from kvfabric.fabric.kinds import Tier
-from kvfabric.fabric.restores import BACKGROUND_S
+from kvfabric.fabric.restores import BACKGROUND_S, PATIENCE_S
 
 BLOCK = 1000
 LAYOUT = ArenaLayout([PoolLayout(0, 0, 8, BLOCK, Tier.G1), PoolLayout(0, 0, 8, BLOCK, Tier.G2)])
@@ -27,19 +27,25 @@ ENTRY = ExtentEntry(0, 0, bytes(32), 1, 0, BLOCK, bytes(16), bytes(16), 1, bytes
 
 
 def flow(bytes_per_s: float | None) -> Flow:
-    return Flow(bytes_per_s, LAYOUT, lambda _: BLOCK, "n0")
+    return Flow(bytes_per_s, LAYOUT, lambda _: BLOCK)
 
 
-def read(token: int) -> ReadExtent:
-    return ReadExtent(token, ((1, 0, 0),))
+def read(token: int, came_s: float = 0.0) -> ReadExtent:
+    """A read that a request waits for, which came then."""
+    return ReadExtent(token, ((1, 0, 0),), wanted_s=came_s + PATIENCE_S)
+
+
+def ahead(token: int, came_s: float = 0.0) -> ReadExtent:
+    """A read that nobody waits for yet: a prefetch."""
+    return ReadExtent(token, ((1, 0, 0),), wanted_s=came_s + PATIENCE_S + BACKGROUND_S)
 
 
 def write(token: int) -> WriteExtent:
     return WriteExtent(token, token, (ENTRY,), (0,))
 
 
-def transfer(token: int, source: str, slot: int, deadline_s: float = 10.0) -> StartTransfer:
-    return StartTransfer(token, source, 1, (Pair(0, slot, BLOCK),), deadline_s)
+def transfer(token: int, source: str, slot: int, wanted_s: float | None = None) -> StartTransfer:
+    return StartTransfer(token, source, 1, (Pair(0, slot, BLOCK),), 10.0, wanted_s)
 
 
 def drained(budget: Flow, start_s: float) -> list[tuple[float, Effect]]:
@@ -78,16 +84,33 @@ def test_never_more_than_the_budget_is_moved(makes: list[type], bytes_per_s: int
 
 def test_live_requests_go_before_what_nobody_waits_for() -> None:
     budget = flow(BLOCK)
-    down, up, fetch = transfer(3, "n0", 8), transfer(4, "n0", 0), transfer(5, "n1", 0)
+    wanted_s = 0.1 + PATIENCE_S
+    down, up, fetch = transfer(3, "n0", 8), transfer(4, "n0", 0, wanted_s), transfer(5, "n1", 0, wanted_s)
+    offered = transfer(7, "n1", 1)
     budget.through([read(0)], 0.0)
-    budget.through([write(1), UploadExtent(2), down], 0.0)
-    budget.through([up, fetch, read(6)], 0.1)
+    budget.through([write(1), UploadExtent(2), down, offered], 0.0)
+    budget.through([up, fetch, read(6, 0.1)], 0.1)
     order = [effect for _, effect in drained(budget, 0.1)]
     live, rest = order[:3], order[3:]
     assert [getattr(e, "token", None) for e in live] == [4, 5, 6]
-    assert rest[0] == write(1)
-    assert rest[1] == UploadExtent(2)
-    assert getattr(rest[2], "token", None) == 3
+    assert rest[:2] == [write(1), UploadExtent(2)]
+    assert [getattr(e, "token", None) for e in rest[2:]] == [3, 7]
+
+
+def test_what_is_read_ahead_goes_after_live_requests_and_in_its_own_time() -> None:
+    budget = flow(BLOCK)
+    budget.through([read(0)], 0.0)
+    budget.through([ahead(1), read(2, 0.1)], 0.1)
+    budget.through([read(3, 0.2), read(4, BACKGROUND_S + 1)], 0.2)
+    assert [getattr(e, "token", None) for _, e in drained(budget, 0.2)] == [2, 3, 1, 4]
+
+
+def test_a_request_in_a_hurry_goes_before_one_that_came_earlier() -> None:
+    budget = flow(BLOCK)
+    budget.through([read(0)], 0.0)
+    hurry = ReadExtent(2, ((1, 0, 0),), wanted_s=0.1 + 1.0)
+    budget.through([read(1), hurry], 0.1)
+    assert [getattr(e, "token", None) for _, e in drained(budget, 0.1)] == [2, 1]
 
 
 def test_what_nobody_waits_for_gets_its_turn_under_a_stream_of_live_requests() -> None:
@@ -95,7 +118,7 @@ def test_what_nobody_waits_for_gets_its_turn_under_a_stream_of_live_requests() -
     budget.through([read(0), write(1)], now)
     for token in range(2, 400):
         now += 0.5  # twice what the budget takes
-        if write(1) in budget.through([read(token)], now):
+        if write(1) in budget.through([read(token, now)], now):
             came = now
             break
     assert came is not None
@@ -104,7 +127,7 @@ def test_what_nobody_waits_for_gets_its_turn_under_a_stream_of_live_requests() -
 
 def test_a_transfers_own_time_begins_with_its_turn() -> None:
     budget = flow(BLOCK)
-    budget.through([read(0), transfer(1, "n1", 0, deadline_s=10.0)], 0.0)
+    budget.through([read(0), transfer(1, "n1", 0, PATIENCE_S)], 0.0)
     ((at_s, passed),) = drained(budget, 0.0)
     assert isinstance(passed, StartTransfer)
     assert passed.deadline_s == 10.0 + at_s
