@@ -158,6 +158,8 @@ class HolderContext:
         self.waiters: dict[int, list[tuple[str, Waiter]]] = {}
         """Who waits for an object, each with the exchange on whose behalf."""
         self.behalf = Behalf()
+        self.hurried: dict[int, float] = {}
+        """By transfer or read, by when its bytes are wanted after all; for those that wait for their turn."""
         self.inflight: dict[tuple[int, int, bytes], Obj] = {}
         """FILLING objects of fetches, by key: a second request joins instead of fetching again."""
         self._wakes = Wakes()

@@ -405,6 +405,13 @@ class DiskDesk:
             self._queue.put(obj, place_s)
         self._read_more()
 
+    def hurry(self, obj: Obj, place_s: float) -> None:
+        """What is on its way to this object's slot is wanted by then at the latest: a request joined one in less haste."""
+        if self._queue.hurry(obj, place_s):
+            for token, reading in self._reading.items():
+                if any(there is obj for there, _ in reading.objects.values()):
+                    self.ctx.hurried[token] = place_s
+
     def cancel(self, op: str) -> None:
         """Nobody acts for this exchange any more: what only it waits for and is not being read yet stays on disk."""
         for obj in [obj for obj in self._queue if self.ctx.awaited_only_by(obj, op)]:

@@ -49,6 +49,13 @@ class FetchDesk:
             deadline_s += ctx.config.recovery_wait_s  # the source restores it from its tier first
         ctx.wake_at(deadline_s, lambda: self._source_silent(part, source))
 
+    def hurry(self, obj: Obj, wanted_s: float) -> None:
+        """A request joined the fetch of this object: its share's bytes are wanted by then at the latest."""
+        for part in self.shares.values():
+            if part.wanted_s > wanted_s and any(a.obj is obj for s in part.sources.values() for a in s.arriving):
+                part.wanted_s = wanted_s
+                self.ctx.hurried |= {token: wanted_s for token, (of, *_) in self._transfers.items() if of is part}
+
     def pin_reply(self, peer: str, message: PinReply) -> None:
         part = self.shares.get(message.op)
         source = part.sources.get(peer) if part is not None else None

@@ -10,8 +10,9 @@ Without a budget everything passes at once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from .arena import ArenaLayout
 from .effects import Effect, ReadExtent, StartTransfer, UploadExtent, WriteExtent
@@ -49,10 +50,18 @@ class Flow:
         """When the next effect may go; None where none waits."""
         return self._paid_until_s if self._waiting else None
 
-    def through(self, effects: Iterable[Effect], now: float) -> list[Effect]:
-        """What may be carried out now: of these, and of those that waited."""
+    def through(
+        self, effects: Iterable[Effect], now: float, hurried: Mapping[int, float] = MappingProxyType({})
+    ) -> list[Effect]:
+        """What may be carried out now: of these, and of those that waited. ``hurried``: by when some are wanted after all."""
         if self.bytes_per_s is None:
             return list(effects)
+        if hurried and self._waiting:
+            self._waiting = [
+                (min(wanted_s, hurried.get(_token(effect), wanted_s)), count, since_s, nbytes, effect)
+                for wanted_s, count, since_s, nbytes, effect in self._waiting
+            ]
+            heapq.heapify(self._waiting)
         passing = []
         for effect in effects:
             nbytes = self._bytes_of(effect)
@@ -87,6 +96,10 @@ def _wanted_s(effect: Effect, now: float) -> float:
     """By when an effect's bytes are wanted."""
     wanted_s = effect.wanted_s if isinstance(effect, ReadExtent | StartTransfer) else None
     return now + PATIENCE_S + BACKGROUND_S if wanted_s is None else wanted_s
+
+
+def _token(effect: Effect) -> int:
+    return effect.token if isinstance(effect, ReadExtent | StartTransfer) else 0
 
 
 def _later(effect: Effect, seconds: float) -> Effect:

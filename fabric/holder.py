@@ -305,7 +305,8 @@ class HolderCore:
             self._drain_local()
         self.events.flush()
         self.sampler.step()
-        effects, ctx.effects = self.flow.through(ctx.effects, ctx.now), []
+        effects, ctx.effects = self.flow.through(ctx.effects, ctx.now, ctx.hurried), []
+        ctx.hurried.clear()
         if self.flow.due_s is not None and self.flow.due_s != self._flow_due_s:
             self._flow_due_s = self.flow.due_s
             ctx.wake_at(self._flow_due_s, self._next_turn)

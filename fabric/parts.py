@@ -197,6 +197,8 @@ class PartDesk:
 
     def _await(self, part: Part, index: int, obj: Obj, revision: int | None, *, from_tier: bool) -> None:
         part.awaited += 1
+        self.fetches.hurry(obj, part.wanted_s)
+        self.disk.hurry(obj, part.wanted_s)
 
         def stands(arrived: Obj, refused: Reason | None) -> None:
             part.awaited -= 1

@@ -172,6 +172,8 @@ class PinDesk:
 
         for obj in (*joined, *to_restore):
             ctx.await_object(obj, stands)
+        for obj in joined:
+            self.disk.hurry(obj, ctx.behalf.place_s)
         self.disk.restore(to_restore)
         if not pin.awaited:
             self._settle(pin)

@@ -130,6 +130,16 @@ class RestoreQueue:
             heap[:] = [entry for entry in heap if entry[2] is not obj]
             heapq.heapify(heap)
 
+    def hurry(self, obj: Obj, place_s: float) -> bool:
+        """Let one that waits or is being read have this place, if it is the earlier; whether it did."""
+        if self._places.get(id(obj), place_s) <= place_s:
+            return False
+        if any(waiting is obj for waiting in self):
+            self.take(obj)
+            self.put(obj, place_s)
+        self._places[id(obj)] = place_s
+        return True
+
     def _leaves(self, in_host: bool, place_s: float, obj: Obj) -> None:
         waiting, second = self._waiting_bytes[in_host], _second(place_s)
         waiting[second] -= obj.length

@@ -56,7 +56,7 @@ from kvfabric.fabric.messages import (
     SwapOut,
 )
 from kvfabric.fabric.model import ModelSpec
-from kvfabric.fabric.objects import Obj
+from kvfabric.fabric.objects import Obj, split
 from kvfabric.fabric.passport import AbiPassport
 from kvfabric.fabric.restores import Rate, RestoreLimit, RestoreQueue
 from kvfabric.fabric.series import quantile_s
@@ -676,6 +676,36 @@ def test_restores_and_writes_together_keep_the_holders_budget() -> None:
     moved = 4 * 2 * BLOCKS * BLOCK
     assert d.now - began >= (moved / per_s) * 0.7
     d.sound()
+
+
+def test_what_is_prefetched_moves_after_live_requests_until_one_of_them_waits_for_it() -> None:
+    def order(*, joins: bool) -> list[str]:
+        """Answers in their order: of a request whose prompt was prefetched long ago, and of two others."""
+        d = Disk(slots=64, move_bytes_per_s=8 * BLOCK, restore_share=1.0, restore_batch_objects=2)
+        for number in (1, 2, 3):
+            d.store(number)
+            d.ask(SwapOut(d.name(), d.objects(number)))
+            d.wait(4.0)
+        assert len(d.extents) == 3
+        d.acquire(1, probe=True, prefetch=True)
+        asked = {"2": d.acquire(2)}
+        if joins:
+            asked["1"] = d.acquire(1)
+            d.wait(0.1)
+        asked["3"] = d.acquire(3)
+        seen: list[str] = []
+        while len(d.core.flow) or d.reads:
+            while d.reads:
+                d.finish(d.reads[0])
+            there = d.core.ctx.books.ready[1, 0].keys() >= set(split(d.keys(1).keys(16))[:BLOCKS])
+            answered = [name for name, r in asked.items() if d.answer(r)] + ["ahead"] * (there and not joins)
+            seen += [name for name in answered if name not in seen]
+            d.wait(0.05)
+        d.sound()
+        return seen
+
+    assert order(joins=False) == ["2", "3", "ahead"]
+    assert order(joins=True)[-1] == "3"
 
 
 def scrubbing() -> Disk:

@@ -105,6 +105,14 @@ def test_what_is_read_ahead_goes_after_live_requests_and_in_its_own_time() -> No
     assert [getattr(e, "token", None) for _, e in drained(budget, 0.2)] == [2, 3, 1, 4]
 
 
+def test_what_was_read_ahead_goes_sooner_once_a_request_waits_for_it() -> None:
+    budget = flow(BLOCK)
+    budget.through([read(0)], 0.0)
+    budget.through([ahead(1), ahead(2), read(3)], 0.1)
+    budget.through([], 0.2, {2: 0.2 + PATIENCE_S})
+    assert [getattr(e, "token", None) for _, e in drained(budget, 0.2)] == [3, 2, 1]
+
+
 def test_a_request_in_a_hurry_goes_before_one_that_came_earlier() -> None:
     budget = flow(BLOCK)
     budget.through([read(0)], 0.0)
