@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..fabric import messages, wire
@@ -24,7 +25,7 @@ from ..fabric.messages import (
     SlotsRequest,
 )
 from ..fabric.repeats import ACQUIRES, ANSWERS, Repeats
-from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestTimedOut
+from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestFailed, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
 from .clock import MONOTONIC, Clock
 
@@ -36,6 +37,8 @@ R = TypeVar("R")
 REQUEST_TIMEOUT_S = 10.0
 PATIENCE_S = 2.0
 IDLE_CLIENTS_MAX = 16
+TOLD_MAX = 16
+"""So many unconfirmed messages to a holder; the next waits for its reply."""
 
 
 class HolderLost(FabricError, ConnectionError):
@@ -116,8 +119,20 @@ class FarHolder(_Line):
         self._client.close()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """A message without a reply, until a later reply shows that the holder took it."""
+
+    client: BlockingClient
+    record: Any
+
+
 class HolderClient(_Line):
-    """Connections to one life of one holder on this node. Thread-safe."""
+    """Connections to one life of one holder on this node. Thread-safe.
+
+    Two connections have no order between them. So what was told over one goes, until it is confirmed, ahead of what is
+    asked over any other: only messages that may be taken twice are told.
+    """
 
     def __init__(self, member: Member, clock: Clock = MONOTONIC) -> None:
         super().__init__(member)
@@ -125,6 +140,7 @@ class HolderClient(_Line):
         self._lock = threading.Lock()
         self._idle: list[BlockingClient] = []
         self._acquires, self._answers = Repeats(ACQUIRES), Repeats(ANSWERS)
+        self._told: list[_Told] = []
         self._closed = False
         self._main = self._connect()
         try:
@@ -187,16 +203,25 @@ class HolderClient(_Line):
         return reply
 
     def tell(self, record: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Say what needs no reply, taken before whatever is asked after it. Raises HolderLost."""
+        """Say what needs no reply and may be taken twice; taken before whatever is asked after it. Raises HolderLost."""
         with self._lock:
             client = self._idle.pop() if self._idle else None
+            crowded = len(self._told) >= TOLD_MAX
         if client is None:
             client = self._connect()
         try:
-            client.tell(self._encoded(record), timeout_s)
+            if crowded:
+                self._exchange(client, record, Done, timeout_s)
+            else:
+                with self._lock:
+                    self._told.append(_Told(client, record))
+                client.tell(self._encoded(record), timeout_s)
         except (ConnectionLost, RequestTimedOut) as error:
             client.close()
             raise HolderLost(f"holder {self.member.address}: {error}") from None
+        except BaseException:
+            client.close()
+            raise
         self._put_back(client)
 
     def _put_back(self, client: BlockingClient) -> None:
@@ -210,7 +235,7 @@ class HolderClient(_Line):
         """All requests at once over a connection of its own, their replies in order. Raises HolderLost."""
         client = self._connect()
         try:
-            answers = self._request_many(client, records, timeout_s)
+            answers = self._request_in_order(client, records, timeout_s)
         finally:
             client.close()
         return [expect_reply(wire.decode(answer.payload), expect) for answer in answers]
@@ -225,10 +250,29 @@ class HolderClient(_Line):
                     raise
 
     def _exchange(self, client: BlockingClient, record: Any, expect: type[R], timeout_s: float) -> R:
-        answer = self._request(client, record, timeout_s)
+        (answer,) = self._request_in_order(client, [record], timeout_s)
         for fd in answer.descriptors:
             os.close(fd)
         return expect_reply(self._decoded(answer.payload), expect)
+
+    def _request_in_order(self, client: BlockingClient, records: Sequence[Any], timeout_s: float) -> list[Answer]:
+        """Ask after all that was told, over whichever connection."""
+        if not self._told:
+            return self._request_many(client, records, timeout_s)
+        with self._lock:
+            told = list(self._told)
+        ahead = [message.record for message in told if message.client is not client]
+        try:
+            answers = self._request_many(client, [*ahead, *records], timeout_s)
+        except RequestFailed:
+            self._confirm(told)
+            raise
+        self._confirm(told)
+        return answers[len(ahead) :]
+
+    def _confirm(self, told: Sequence[_Told]) -> None:
+        with self._lock:
+            self._told = [message for message in self._told if message not in told]
 
     def writable(self, attempt: int, slots: list[int]) -> Writable:
         """The attempt's own slots, mapped for writing."""

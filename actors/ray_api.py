@@ -153,7 +153,8 @@ def comes_back_to() -> Any | None:
     """This actor's own handle where Ray started it anew after its death; None in its first life."""
     context = _connected().get_runtime_context()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray asks itself by a name that it has deprecated, and says so to the user
+        # Ray asks itself by a name that it has deprecated, and says so to the user.
+        warnings.filterwarnings("ignore", message="This API is deprecated")
         return context.current_actor if context.was_current_actor_reconstructed else None
 
 

@@ -8,15 +8,42 @@ from typing import Any
 
 import pytest
 
+import kvfabric
 from kvfabric import Fabric, FabricError, Session, Status
+from kvfabric.actors import ray_api
+from kvfabric.actors.shards import is_directory
 
 from .conftest import Away
-from .stories import eventually, objects, prompt
+from .stories import eventually, objects, prompt, spec
 from .test_supervision import resumed
 
 
 def shards_of(fabric: Fabric) -> list[dict[str, Any]]:
     return [shard for shard in fabric.status()["directory"] if "epoch" in shard]
+
+
+def nodes_of(fabric: Fabric, shards: bool) -> set[str]:
+    """Where its directory shards run, or its holders."""
+    told = fabric.status()["processes"]
+    return {process["node"] for address, process in told.items() if is_directory(address) is shards}
+
+
+def head(ray: Any) -> str:
+    (found,) = (n["NodeID"] for n in ray.nodes() if n["Alive"] and ray_api.HEAD in n["Resources"])
+    return str(found)
+
+
+def test_shards_stay_off_the_head_where_there_is_a_choice(fabric: Fabric, side: Fabric, ray: Any) -> None:
+    assert head(ray) in nodes_of(fabric, shards=False)  # it takes holders
+    side.reshard(3)
+    eventually(lambda: shards_of(side), lambda found: len(found) == 3)
+    assert nodes_of(side, shards=True) == nodes_of(side, shards=False) - {head(ray)}
+    side.reshard(1)
+
+
+def test_a_shard_runs_on_the_head_where_there_is_no_other_node(fabric: Fabric, ray: Any) -> None:
+    with kvfabric.launch(spec(node_resource=("kvfabric_node_0",)), name="alone") as alone:
+        assert nodes_of(alone, shards=True) == nodes_of(alone, shards=False) == {head(ray)}
 
 
 def test_a_directory_grows_loses_a_shard_and_shrinks_and_prompts_stay_resumable(

@@ -13,6 +13,8 @@ import pytest
 
 import kvfabric
 from kvfabric import Fabric, FabricError, Lease, LeaseRefused, Reason, Session, Status
+from kvfabric.actors.client import TOLD_MAX, request_id
+from kvfabric.fabric.messages import Renew, Renewed
 
 from .conftest import Away, holders, successor
 from .stories import content, eventually, objects, prompt, wrong_bytes
@@ -128,7 +130,7 @@ def test_a_released_lease_gives_its_pins_back_and_may_be_released_again(fabric: 
     assert holders(fabric)[0]["pinned_slots"] == 13
     lease.release(reused_tokens=64)
     lease.release()
-    assert holders(fabric)[0]["pinned_slots"] == 0
+    eventually(lambda: holders(fabric)[0]["pinned_slots"], lambda pinned: pinned == 0)
     assert lease.check() is Reason.LEASE_EXPIRED
     assert lease.renew() is Reason.LEASE_EXPIRED
 
@@ -208,3 +210,36 @@ def test_a_lease_of_a_killed_holder_is_lost_at_once(fabric: Fabric, session: Ses
     lease.release()
     reader.close()
     successor(fabric, before)
+
+
+RELEASES = 300
+
+
+def test_a_release_is_taken_before_whatever_is_asked_next_over_another_connection(session: Session) -> None:
+    """Renewals go over another connection than releases do, and nothing but the client keeps the two in order."""
+    tokens, lease = leased(session, "in order")
+    client = lease._leader()
+    refusals = []
+    for _ in range(RELEASES):
+        assert client.call(Renew(request_id(), lease.grant.lease, 30.0), Renewed).refused is None
+        lease.release()
+        refusals.append(client.call(Renew(request_id(), lease.grant.lease, 30.0), Renewed).refused)
+        again = session.acquire(tokens).lease
+        assert again is not None
+        lease = again
+    lease.release()
+    assert None not in refusals, f"{refusals.count(None)} of {RELEASES} were overtaken"
+
+
+def test_releases_without_a_question_between_them_stay_bounded_and_all_arrive(session: Session) -> None:
+    tokens, first = leased(session, "many at once")
+    client = first._leader()
+    leases = [first, *(session.acquire(tokens).lease for _ in range(3 * TOLD_MAX))]
+    for lease in leases:
+        assert lease is not None
+        lease.release()
+        assert len(client._told) <= TOLD_MAX
+    for lease in leases:
+        assert lease is not None
+        assert client.call(Renew(request_id(), lease.grant.lease, 30.0), Renewed).refused is not None
+    assert client._told == []

@@ -61,7 +61,9 @@ def whole(session: Session, tokens: list[int]) -> None:
     def granted() -> int:
         try:
             return read(session.acquire(tokens), session, tokens)
-        except LeaseRefused:
+        except LeaseRefused as refused:
+            if refused.reason is not Reason.HOLDER_LOST:
+                raise
             return 0
 
     eventually(granted, lambda tokens: tokens == RESUME)
