@@ -38,14 +38,11 @@ def core(json: Annotated[bool, JSON] = False) -> None:
     raise typer.Exit(show(run(), json=json))
 
 
-def directory(
-    json: Annotated[bool, JSON] = False,
-    full: Annotated[bool, typer.Option("--full", help="Memory at 10 million positions too.")] = False,
-) -> None:
+def directory(json: Annotated[bool, JSON] = False) -> None:
     """The directory: memory, look-ups, ingest, shards, rebuild, socket against Ray calls."""
     from .directory import run
 
-    raise typer.Exit(show(run(full=full), json=json))
+    raise typer.Exit(show(run(), json=json))
 
 
 def lease(json: Annotated[bool, JSON] = False) -> None:

@@ -37,6 +37,8 @@ EXPECTED = (
     "directory_ingest_single_blocks",
     "directory_bytes_a_position_1m",
     "directory_bytes_a_position_3m",
+    "directory_bytes_a_position_10m",
+    "directory_bytes_a_position_100m_extrapolated",
     "directory_rebuild_whole",
     "directory_rebuild_wrong_answers",
     "directory_socket_p50_of_a_ray_call",
@@ -45,19 +47,19 @@ EXPECTED = (
 """Figures there must be: one that is missing fails like one that does not hold."""
 
 
-def run(*, full: bool = False) -> dict[str, Any]:
+def run() -> dict[str, Any]:
     """Measure everything: ``{"bench", "machine", "figures": [{name, value, unit, target, holds}]}``."""
-    return {"bench": "directory", "machine": machine(), "figures": complete(figures(full=full), EXPECTED)}
+    return {"bench": "directory", "machine": machine(), "figures": complete(figures(), EXPECTED)}
 
 
-def figures(*, full: bool = False, cluster: bool = True) -> list[Figure]:
-    """All figures. ``full`` adds memory at 10 million positions; without ``cluster`` nothing needs Ray."""
+def figures(*, cluster: bool = True) -> list[Figure]:
+    """All figures. Without ``cluster`` nothing needs Ray."""
     found = [
         *directory_core.lookups(LOOKUP_POSITIONS),
         *directory_core.hints(),
         *directory_core.ingest(),
         *directory_core.shards(),
-        *memory((1, 3, 10) if full else (1, 3)),
+        *memory((1, 3, 10)),
         *rebuild(POSITIONS),
     ]
     if cluster:
