@@ -336,3 +336,34 @@ def test_an_eviction_is_forgotten_beyond_the_bound_oldest_first():
     gone = [expand(index, [strip(chain)])[1].get(0, set()) for chain in chains]
     assert gone == [set(), set(), set(), set(range(40)), set(range(40))]
     assert index.bytes_used == recount(index)
+
+
+def edition(index: ChainIndex, chain: list[bytes]) -> int:
+    ((_, _, blob),) = index.editions([strip(chain)])
+    return int.from_bytes(blob, "little")
+
+
+def test_an_edition_grows_when_a_life_is_shown_or_ends_and_when_its_segment_comes_leaves_or_is_forgotten():
+    index = ChainIndex(IndexLimits(bytes_max=200_000))
+    life = index.begin_life()
+    chain, elsewhere = grow([], "followed", 100), grow([], "elsewhere", 100)
+    told = [edition(index, chain)]
+
+    def then(change: Any, *args: Any) -> None:
+        change(*args)
+        told.append(edition(index, chain))
+
+    then(index.apply, life, events(chain, 0, 100, KV))
+    then(index.show, life, "a", 1)
+    then(index.apply, life, events(chain, 50, 100, KV_GONE))
+    then(index.apply, life, events(chain, 0, 50, KV_GONE))
+    assert held(index, chain) == set()
+    then(index.apply, life, events(chain, 0, 100, KV))
+    before = edition(index, chain)
+    index.apply(life, events(elsewhere, 0, 100, KV))
+    assert edition(index, chain) == before, "what happens to another segment changes nothing"
+    index._forget(index.tables[16], chain[0], index.tables[16][chain[0]])
+    assert held(index, chain) == set()
+    told.append(edition(index, chain))
+    then(index.end_life, life)
+    assert told == sorted(set(told))
