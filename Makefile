@@ -8,7 +8,7 @@ PYTEST ?=
 # Long tests are bounded too, by the hour.
 HOURS := -o faulthandler_timeout=7200
 
-.PHONY: help demo install test test-long test-faults test-engines check format constraints clean
+.PHONY: help demo install test test-long test-faults test-engines check docs format constraints clean
 
 help:
 	@echo "make demo          install what is missing, then: a hybrid model resumes on another node under a lease"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-long     the long ones        make test-faults   kills, cuts, full disks"
 	@echo "make test-engines  those that need a real engine's environment"
 	@echo "make check         ruff, mypy, layer contracts        make format   let ruff write"
+	@echo "make docs          build the documentation as a site: site/index.html"
 	@echo "make constraints   write constraints.txt from what is installed        make clean   remove caches"
 
 demo:
@@ -40,6 +41,11 @@ test-engines: install
 check: install
 	@PYTHON=$(VENV)/bin/python scripts/check
 
+# NO_MKDOCS_2_WARNING: the theme would tell of its own future on each build.
+docs:
+	@scripts/install docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet --clean && echo "site/index.html"
+
 format: install
 	@$(VENV)/bin/ruff check --quiet --fix . ; $(VENV)/bin/ruff format .
 
@@ -49,4 +55,4 @@ constraints: install
 	@mv constraints.tmp constraints.txt
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""The README says what is so: its example runs, and what it names exists."""
+"""The README and the pages of the documentation say what is so: what they name exists, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pathlib import Path
 import pytest
 
 import kvfabric
-from kvfabric.fabric.kinds import LAYER_OF, ObjectKind, Status
+from kvfabric.fabric.kinds import LAYER_OF, ObjectKind, Reason, Status
+from kvfabric.fabric.metrics import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def example() -> str:
-    return str(re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0])
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_the_example_has_ten_lines_and_prints_what_the_readme_says(tmp_path: Path) -> None:
-    assert len([line for line in example().splitlines() if line.strip()]) <= 10
-    script = tmp_path / "example.py"
-    script.write_text(example())
-    ran = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == re.findall(r"It prints `(.*?)`", README)[0] + "\n"
+def section(name: str, title: str) -> str:
+    """What stands below a heading, up to the next of its rank."""
+    return re.split(r"(?m)^## ", page(name).split(f"\n## {title}\n")[1])[0]
 
 
-def section(title: str) -> str:
-    return re.split(r"(?m)^## ", README.split(f"\n## {title}\n")[1])[0]
+def test_the_example_has_ten_lines() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", page("README.md"), re.DOTALL)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
+    assert len(page("README.md").split()) < 900
+    assert re.findall(r"\$ (make \w+)", page("README.md"))[:2] == ["make demo", "make test"]
 
 
 CLASSES = {
@@ -43,7 +45,9 @@ CLASSES = {
 
 
 def names() -> list[tuple[str, str]]:
-    return re.findall(r"\b(kvfabric|fabric|session|attempt|lease)\.([A-Za-z_]+)", section("The Python API"))
+    return re.findall(
+        r"\b(kvfabric|fabric|session|attempt|lease)\.([A-Za-z_]+)", page("docs/api.md").split("## Reference")[0]
+    )
 
 
 @pytest.mark.parametrize(("owner", "name"), sorted(set(names())))
@@ -64,7 +68,9 @@ def test_the_api_table_leaves_no_verb_of_the_main_job_out() -> None:
 
 def test_every_reason_stands_in_the_row_of_its_layer_and_no_other_word_does() -> None:
     rows = {}
-    for layer, words in re.findall(r"^\| `(\w+)` \| (.*) \|$", section("Why a hit is short"), re.MULTILINE):
+    for layer, words in re.findall(
+        r"^\| `(\w+)` \| (.*) \|$", section("docs/concepts.md", "Why a hit is short"), re.MULTILINE
+    ):
         rows[layer] = set(re.findall(r"`(\w+)`", words))
     by_layer: dict[str, set[str]] = {}
     for reason, layer in LAYER_OF.items():
@@ -73,19 +79,35 @@ def test_every_reason_stands_in_the_row_of_its_layer_and_no_other_word_does() ->
 
 
 def test_the_five_kinds_and_all_statuses_are_named() -> None:
-    kinds = re.findall(r"^\| `(\w+)` \|", section("The five kinds of state"), re.MULTILINE)
+    kinds = re.findall(r"^\| `(\w+)` \|", section("docs/concepts.md", "The five kinds of state"), re.MULTILINE)
     assert set(kinds) == {str(kind) for kind in ObjectKind}
-    assert all(f"`{status}`" in README for status in Status)
+    assert all(f"`{status}`" in page("docs/concepts.md") for status in Status)
 
 
 def test_the_commands_named_are_those_that_exist() -> None:
-    named = set(re.findall(r"^\| `kvfabric (\w+)` \|", section("The command line"), re.MULTILINE))
+    named = set(re.findall(r"^\| `kvfabric (\w+)` \|", page("docs/commands.md"), re.MULTILINE))
     kvfabric_command = Path(sys.executable).with_name("kvfabric")
     for command in sorted(named):
         asked = subprocess.run([kvfabric_command, command, "--help"], capture_output=True, text=True, timeout=60)
         assert (asked.returncode, asked.stderr) == (0, "")
     everything = subprocess.run([kvfabric_command, "--help"], capture_output=True, text=True, timeout=60)
     assert set(re.findall(r"^[│|] (\w+)  ", everything.stdout, re.MULTILINE)) == named
+
+
+def test_every_reason_has_one_row_that_says_where_to_look() -> None:
+    rows = re.findall(
+        r"^\| (`.*?) \| .+ \|$", section("docs/troubleshooting.md", "Every reason, and where to read on"), re.MULTILINE
+    )
+    assert sorted(word for row in rows for word in re.findall(r"`(\w+)`", row)) == sorted(map(str, Reason))
+
+
+def test_every_metric_has_a_row_that_says_how_to_read_it() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+? \| .+ \|$", section("docs/metrics.md", "Each of them"), re.MULTILINE)
+    assert rows == [family.name for family in FAMILIES]
+
+
+def test_the_reference_has_everything_that_the_package_exports() -> None:
+    assert sorted(re.findall(r"(?m)^::: kvfabric\.(\w+)$", page("docs/api.md"))) == sorted(kvfabric.__all__)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
