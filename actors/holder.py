@@ -29,10 +29,12 @@ from ..fabric.effects import (
     DropLocal,
     Effect,
     Event,
+    ExtentScrubbed,
     PeerClosed,
     ReadExtent,
     Received,
     Restored,
+    ScrubExtent,
     Send,
     StartTransfer,
     Tick,
@@ -154,6 +156,7 @@ class Holder(MemoryService):
             quotas=quotas(spec.limits.by_tenant),
             move_bytes_per_s=None if spec.node_bytes_per_s is None else spec.node_bytes_per_s / spec.holders_per_node,
             scrub_bytes_per_s=None if spec.testing else spec.scrub_bytes_per_s,
+            disk_scrub_bytes_per_s=None if spec.testing or spec.disk is None else spec.disk.scrub_bytes_per_s,
             **restore_settings(spec.disk),
         )
         self.core = HolderCore(
@@ -318,7 +321,7 @@ class Holder(MemoryService):
                     self._spawn(self.transfers.run(effect))
                 case DigestSlots():
                     self._spawn(self._digest(effect))
-                case WriteExtent() | ReadExtent() | DeleteExtent() | UploadExtent() | DropLocal():
+                case WriteExtent() | ReadExtent() | DeleteExtent() | UploadExtent() | DropLocal() | ScrubExtent():
                     self._on_disk(effect)
         self._alarm.set(None if self._closing else self.core.next_deadline_s)
 
@@ -334,6 +337,8 @@ class Holder(MemoryService):
             case ReadExtent():
                 failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
                 self._later(DiskRead(effect.token, failed))
+            case ScrubExtent():
+                self._later(ExtentScrubbed(effect.token, ()))
 
     def _from_disk(self, event: Event) -> None:
         self._feed(event if self.door is None else self.door.after_restore(event))

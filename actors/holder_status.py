@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..fabric.invariants import slots_lost
@@ -68,6 +69,7 @@ def _disk_status(holder: Holder) -> dict[str, Any] | None:
         "restores_in_line": len(desk.line),
         "moves_waiting": len(holder.core.flow),
         "restore_bytes_per_s": round(desk.rate.bytes_per_s),
+        "scrub": asdict(holder.core.disk_scrubber.found),
     }
 
 

@@ -154,8 +154,9 @@ class DiskSpec(BaseModel):
     ``restore_limits``: of one kind (``compressed_history``, ...); ``restore_share``: which part of each pool may be
     reserved for restores, so that a burst of them leaves room for stores. ``admission``: ``second_touch`` writes
     only what was used twice; a parked request's state is always written.
-    reserved for restores, so that a burst of them leaves room for stores. ``remote``: a store shared by all nodes, to
-    which extents are copied and from which every node restores; None for none.
+    ``remote``: a store shared by all nodes, to which extents are copied and from which every node restores; None for
+    none. ``scrub_bytes_per_s``: how fast what lies on the disk is read again, round and round, to find what it lost
+    before that is asked for; None for never, and never under ``testing``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -170,6 +171,7 @@ class DiskSpec(BaseModel):
     restore_limits: dict[ObjectKind, RestoreLimitSpec] = Field(default_factory=dict)
     admission: Literal["all", "second_touch"] = "all"
     remote: RemoteSpec | None = None
+    scrub_bytes_per_s: float | None = Field(default=8 << 20, gt=0, allow_inf_nan=False)
 
     @field_validator("path")
     @classmethod

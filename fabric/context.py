@@ -100,6 +100,8 @@ class HolderConfig:
     """What restores, fetches, copies, writes and uploads may move together, in a second; None for no limit."""
     scrub_bytes_per_s: float | None = None
     """How fast memory is digested round and round; None for never."""
+    disk_scrub_bytes_per_s: float | None = None
+    """How fast what lies on the local disk is read again, round and round; None for never."""
     grants_always: bool = False
     """Without a supervisor (a library inside one process) the right to grant never ends."""
 

@@ -162,6 +162,17 @@ class RemoteState:
     refused: Reason | None
 
 
+@dataclass(frozen=True, slots=True)
+class ExtentScrubbed:
+    """What lies on the disk, entry by entry as asked: its checksum, None where it could not be read.
+
+    Empty where nothing could be read at all.
+    """
+
+    token: int
+    checksums: tuple[bytes | None, ...]
+
+
 # --- effects -----------------------------------------------------------------------------------
 
 
@@ -268,20 +279,28 @@ class DropLocal:
     extent: int
 
 
-Event = (
-    Received
-    | Undeliverable
-    | PeerClosed
-    | Tick
-    | TransferDone
-    | TransferQuiet
-    | Digested
-    | DiskWritten
-    | DiskRead
-    | DiskState
-    | DiskFound
-    | DiskLost
-    | ExtentUploaded
-    | RemoteState
+@dataclass(frozen=True, slots=True)
+class ScrubExtent:
+    """Read entries of an extent on the local disk again and digest them, after all else; answer ExtentScrubbed."""
+
+    token: int
+    extent: int
+    entries: tuple[int, ...]
+    nbytes: int
+
+
+DiskEvent = DiskWritten | DiskRead | DiskState | DiskFound | DiskLost | ExtentUploaded | RemoteState | ExtentScrubbed
+"""What the driver of the disk tells."""
+
+Event = Received | Undeliverable | PeerClosed | Tick | TransferDone | TransferQuiet | Digested | DiskEvent
+Effect = (
+    Send
+    | StartTransfer
+    | DigestSlots
+    | WriteExtent
+    | ReadExtent
+    | DeleteExtent
+    | UploadExtent
+    | DropLocal
+    | ScrubExtent
 )
-Effect = Send | StartTransfer | DigestSlots | WriteExtent | ReadExtent | DeleteExtent | UploadExtent | DropLocal

@@ -8,7 +8,7 @@ sizes count where it told them, else what the extent can take at most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from .kinds import ObjectKind, Tier
@@ -89,6 +89,15 @@ class ExtentBook:
     def not_remote(self) -> list[int]:
         """What lies on the local disk alone."""
         return [number for number, extent in self._extents.items() if not extent.remote]
+
+    def local(self) -> list[int]:
+        """What lies on the local disk."""
+        return [number for number, extent in self._extents.items() if extent.local]
+
+    def live(self, number: int) -> Mapping[int, Obj]:
+        """The objects that an extent serves, by entry number; none for one that is nowhere."""
+        extent = self._extents.get(number)
+        return {} if extent is None else extent.live
 
     def uploaded(self, number: int) -> None:
         """The store has it too."""

@@ -1,7 +1,7 @@
 """The bytes-a-second budget of one holder: who may move bytes next, live requests first.
 
 Everything that moves payload passes here before it is carried out: restores, fetches, copies between tiers,
-what is written out (a drain's included) and uploads. Under a budget an effect waits for its turn, in the order by
+what is written out (a drain's included), uploads and what is read again to see whether it still stands. Under a budget an effect waits for its turn, in the order by
 which restores stand in line: by when the bytes are wanted. What is asked for ahead of its use is wanted
 :data:`BACKGROUND_S` later, and so is what no request waits for: live requests go first and nothing waits for ever.
 Without a budget everything passes at once.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from .arena import ArenaLayout
-from .effects import Effect, ReadExtent, StartTransfer, UploadExtent, WriteExtent
+from .effects import Effect, ReadExtent, ScrubExtent, StartTransfer, UploadExtent, WriteExtent
 from .restores import BACKGROUND_S, PATIENCE_S
 
 BURST_S = 0.25
@@ -87,6 +87,8 @@ class Flow:
                 return sum(entry.length for entry in effect.entries)
             case StartTransfer():
                 return sum(pair.length for pair in effect.pairs)
+            case ScrubExtent():
+                return effect.nbytes
             case UploadExtent():
                 return self._file_bytes(effect.extent)
         return 0

@@ -13,9 +13,11 @@ from .arena import Arena
 from .context import HolderConfig, HolderContext
 from .copies import CopyDesk, Placement
 from .disk import DiskDesk
+from .disk_scrub import DiskScrubber
 from .drain import DrainDesk
 from .effects import (
     Digested,
+    DiskEvent,
     DiskFound,
     DiskLost,
     DiskRead,
@@ -24,6 +26,7 @@ from .effects import (
     Effect,
     Event,
     ExtentEntry,
+    ExtentScrubbed,
     ExtentUploaded,
     PeerClosed,
     Received,
@@ -146,6 +149,7 @@ class HolderCore:
         self.copies = CopyDesk(self.ctx, placement, self.leader.release)
         self.leader.granted = self.copies.granted
         self.scrubber = Scrubber(self.ctx)
+        self.disk_scrubber = DiskScrubber(self.ctx, self.disk.extents)
         self.intake = IntakeDesk(self.ctx)
         self.purges = PurgeDesk(self.ctx, self.disk, self.stores, self.leader.release)
         self.drain = DrainDesk(self.ctx)
@@ -221,6 +225,7 @@ class HolderCore:
         self.disk.found(found)
         self.events.start()
         self.scrubber.start()
+        self.disk_scrubber.start()
         return self._settle()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -246,6 +251,18 @@ class HolderCore:
                     or self.scrubber.digested(event.token, event.checksums)
                 ):
                     self.pins.digested(event.token, event.checksums)
+            case PeerClosed():
+                self.stores.client_gone(event.peer)
+                self.graphs.client_gone(event.peer)
+                self.leader.client_gone(event.peer)
+            case Tick():
+                self.disk.start_due()  # here alone, in a step of its own: live requests come between any two
+            case _:
+                self._disk_told(event)
+        return self._settle()
+
+    def _disk_told(self, event: DiskEvent) -> None:
+        match event:
             case DiskWritten():
                 self.disk.written(event)
             case DiskRead():
@@ -260,13 +277,8 @@ class HolderCore:
                 self.disk.remote.uploaded(event)
             case RemoteState():
                 self.disk.remote.state(event)
-            case PeerClosed():
-                self.stores.client_gone(event.peer)
-                self.graphs.client_gone(event.peer)
-                self.leader.client_gone(event.peer)
-            case Tick():
-                self.disk.start_due()  # here alone, in a step of its own: live requests come between any two
-        return self._settle()
+            case ExtentScrubbed():
+                self.disk_scrubber.scrubbed(event)
 
     def purge(self, message: Purge, now: float) -> tuple[Purged, list[Effect]]:
         """One pass of a purge or quarantine: what it did, and what is to be done about it."""

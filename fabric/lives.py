@@ -127,6 +127,15 @@ class Lives(Holdings):
             obj.bad, obj.bad_from_tier = reason, True
             self._changed(Change(obj, gone=False, evicted=False))
 
+    def wrong_on_disk(self, obj: Obj, reason: Reason) -> None:
+        """The copy on disk proved wrong: it is given up where there is another, else the object is never served."""
+        if obj.state is State.ON_TIER and obj.below < 0:
+            obj.bad, obj.bad_from_tier = reason, True
+            self._changed(Change(obj, gone=False, evicted=False))
+        elif obj.on_disk is not None:
+            self.disk_dropped.append(obj.on_disk)
+            obj.on_disk = None
+
     def mark_bad(self, obj: Obj, reason: Reason) -> bool:
         """The bytes in memory proved wrong: keep the record (hashes still match), never serve it.
 

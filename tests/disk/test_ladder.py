@@ -14,7 +14,7 @@ from kvfabric.fabric.lifecycle import State
 from kvfabric.fabric.messages import Drop, SetWeights, SwapIn, SwapOut
 from kvfabric.fabric.objects import Obj
 
-from .test_scheduling import BLOCKS, WEIGHTS, Disk
+from .one_disk import BLOCKS, WEIGHTS, Disk
 
 OF_A_PROMPT = 2 * BLOCKS
 

@@ -12,6 +12,7 @@ from kvfabric.fabric.effects import (
     ExtentEntry,
     Pair,
     ReadExtent,
+    ScrubExtent,
     Send,
     StartTransfer,
     UploadExtent,
@@ -88,13 +89,14 @@ def test_live_requests_go_before_what_nobody_waits_for() -> None:
     down, up, fetch = transfer(3, "n0", 8), transfer(4, "n0", 0, wanted_s), transfer(5, "n1", 0, wanted_s)
     offered = transfer(7, "n1", 1)
     budget.through([read(0)], 0.0)
-    budget.through([write(1), UploadExtent(2), down, offered], 0.0)
+    again = ScrubExtent(8, 1, (0,), BLOCK)
+    budget.through([again, write(1), UploadExtent(2), down, offered], 0.0)
     budget.through([up, fetch, read(6, 0.1)], 0.1)
     order = [effect for _, effect in drained(budget, 0.1)]
     live, rest = order[:3], order[3:]
     assert [getattr(e, "token", None) for e in live] == [4, 5, 6]
-    assert rest[:2] == [write(1), UploadExtent(2)]
-    assert [getattr(e, "token", None) for e in rest[2:]] == [3, 7]
+    assert rest[:3] == [again, write(1), UploadExtent(2)]
+    assert [getattr(e, "token", None) for e in rest[3:]] == [3, 7]
 
 
 def test_what_is_read_ahead_goes_after_live_requests_and_in_its_own_time() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...fabric.arena import Arena, Bytes
 from ...fabric.extents import pages
 from ...fabric.kinds import Reason
@@ -51,6 +53,8 @@ class Got:
     detail: str = ""
     wrong: bool = False
 
+
+NO_SLOT = -1
 
 Pace = Callable[[int], None]
 """Called with the bytes about to be moved; waits for the budget, raises Cancelled."""
@@ -101,6 +105,18 @@ def target(arena: Arena, place: Place, slot: int) -> Bytes:
         return page_buffer(place.stored_bytes)
     offset = arena.layout.offset_of(slot)
     return arena.bytes[offset : offset + pages(place.length)]
+
+
+def found_in(arena: Arena, place: Place, buffer: Bytes) -> Got:
+    """What came of a block, judged where it lies: it goes to no slot."""
+    content = buffer[: place.stored_bytes]
+    if place.codec is not Codec.NONE:
+        try:
+            content = np.frombuffer(unpack(place.codec, content, place.length), dtype=np.uint8)
+        except CannotUnpack as error:
+            return Got(NO_SLOT, bytes(16), None, str(error), wrong=True)
+    found = digester(arena.layout.checksum).checksum(content)
+    return Got(NO_SLOT, found, wrong=found != place.checksum)
 
 
 def judge(arena: Arena, place: Place, want: Want, buffer: Bytes) -> Got:

@@ -27,7 +27,7 @@ from ..frames import FRAME_BYTES_MAX, FrameDecoder, FrameStatus, encode
 from ..memfd import map_read_write
 from .blocks import Cancelled
 from .faults import DiskFault, DiskFaults
-from .protocol import Cancel, Delete, Inject, Read, Settled, Setup, Upload, Write
+from .protocol import Cancel, Delete, Inject, Read, Scrub, Settled, Setup, Upload, Write
 from .remote import RemoteTier
 from .tier import CHECK_S, Tier
 
@@ -49,7 +49,7 @@ class Job:
 
 
 class Jobs:
-    """Waiting jobs, reads before writes, each in order of coming."""
+    """Waiting jobs: reads before writes, both before what is only looked at again, each in order of coming."""
 
     def __init__(self) -> None:
         self._ready = threading.Condition()
@@ -150,6 +150,10 @@ class Child:
             case Read() if message.remote and self._remote is not None:
                 remote = self._remote
                 self._remote_job(0, message.token, partial(remote.read, message), partial(remote.refuse_read, message))
+            case Scrub() if tier is not None:
+                self._jobs.put(
+                    2, Job(message.token, lambda pace: tier.scrub(message, pace), lambda: tier.refuse_scrub(message))
+                )
             case Write() if tier is not None:
                 self._jobs.put(
                     1, Job(message.token, lambda pace: tier.write(message, pace), lambda: tier.refuse_write(message))

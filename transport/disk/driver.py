@@ -34,10 +34,12 @@ from ...fabric.effects import (
     DiskWritten,
     DropLocal,
     Event,
+    ExtentScrubbed,
     ExtentUploaded,
     ReadExtent,
     RemoteState,
     Restored,
+    ScrubExtent,
     UploadExtent,
     WriteExtent,
 )
@@ -64,6 +66,8 @@ from .protocol import (
     ReadDone,
     RemoteCondition,
     RemoteSetup,
+    Scrub,
+    Scrubbed,
     Settled,
     Setup,
     Upload,
@@ -74,7 +78,7 @@ from .protocol import (
 
 logger = logging.getLogger(__name__)
 
-DiskEffect = WriteExtent | ReadExtent | DeleteExtent | UploadExtent | DropLocal
+DiskEffect = WriteExtent | ReadExtent | DeleteExtent | UploadExtent | DropLocal | ScrubExtent
 
 SLOW_S = 5.0
 HUNG_S = 60.0
@@ -110,7 +114,7 @@ class DiskSettings:
 class _Outstanding:
     """An effect that the child has not answered yet."""
 
-    effect: WriteExtent | ReadExtent
+    effect: WriteExtent | ReadExtent | ScrubExtent
     since_s: float
     uid: bytes = b""
 
@@ -291,18 +295,22 @@ class DiskTier:
             self._refuse(token)
 
     def _refuse(self, token: int) -> None:
-        effect = self._jobs.pop(token).effect
-        if isinstance(effect, WriteExtent):
-            self._tell(DiskWritten(token, Reason.DISK_UNAVAILABLE))
-        else:
-            failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
-            self._tell(DiskRead(token, failed))
+        match effect := self._jobs.pop(token).effect:
+            case WriteExtent():
+                self._tell(DiskWritten(token, Reason.DISK_UNAVAILABLE))
+            case ReadExtent():
+                failed = tuple(Restored(slot, None, Reason.DISK_UNAVAILABLE) for _, _, slot in effect.reads)
+                self._tell(DiskRead(token, failed))
+            case ScrubExtent():
+                self._tell(ExtentScrubbed(token, ()))
 
     async def _watch(self) -> None:
         """See the disk that is slow, and end the child that hangs."""
         while True:
             await asyncio.sleep(WATCH_S)
-            oldest = min((job.since_s for job in self._jobs.values()), default=None)
+            # What is only looked at again waits behind everything else, however fast the disk is.
+            awaited = (job.since_s for job in self._jobs.values() if not isinstance(job.effect, ScrubExtent))
+            oldest = min(awaited, default=None)
             waited_s = 0.0 if oldest is None else time.monotonic() - oldest
             self._slow = waited_s > SLOW_S
             if waited_s > HUNG_S and self._child is not None and self._child.process.poll() is None:
@@ -324,6 +332,8 @@ class DiskTier:
                 self.read(effect)
             case DeleteExtent():
                 self.delete(effect)
+            case ScrubExtent():
+                self.scrub(effect)
 
     def write(self, effect: WriteExtent) -> None:
         """Write slots as one extent; DiskWritten follows."""
@@ -338,6 +348,12 @@ class DiskTier:
             (self._uids.get(extent, bytes(UID_BYTES)), number, slot) for extent, number, slot in effect.reads
         )
         self._send(effect.token, Read(effect.token, blocks, effect.remote))
+
+    def scrub(self, effect: ScrubExtent) -> None:
+        """Read entries again and digest them; ExtentScrubbed follows."""
+        self._jobs[effect.token] = _Outstanding(effect, time.monotonic())
+        uid = self._uids.get(effect.extent, bytes(UID_BYTES))
+        self._send(effect.token, Scrub(effect.token, uid, effect.entries))
 
     def delete(self, effect: DeleteExtent) -> None:
         """Remove an extent; while the disk is away, as soon as it is back."""
@@ -405,6 +421,9 @@ class DiskTier:
                 self._wrote(message)
             case ReadDone():
                 self._read_done(message)
+            case Scrubbed():
+                if self._jobs.pop(message.token, None) is not None:
+                    self._tell(ExtentScrubbed(message.token, message.checksums))
             case Extent():
                 self._found_extent(message)
             case Opened():

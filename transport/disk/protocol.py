@@ -101,6 +101,16 @@ class Upload:
     uid: bytes
 
 
+@record(208)
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """Read blocks of an extent of this disk again, into no slot; answered by Scrubbed."""
+
+    token: int
+    uid: bytes
+    numbers: tuple[int, ...]
+
+
 @record(204)
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -217,6 +227,15 @@ class Condition:
     free_bytes: int
     extents: int
     wrong_blocks: int
+
+
+@record(220)
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """The checksums of what lies there, None for what could not be read; none at all where the disk cannot be read."""
+
+    token: int
+    checksums: tuple[bytes | None, ...]
 
 
 @record(216)

@@ -23,7 +23,7 @@ from ...fabric.extents import PROLOGUE_BYTES, extent_bytes, header_bytes, pages
 from ...fabric.kinds import Reason, WireError
 from ...fabric.passport import AbiPassport
 from . import format as extent_format
-from .blocks import Block, Got, Known, Pace, Want, by_extent, judge, runs, target
+from .blocks import NO_SLOT, Block, Got, Known, Pace, Want, by_extent, found_in, judge, runs, target
 from .catalogue import Catalogue, Stage
 from .codecs import Codec, pack
 from .faults import DiskFault, DiskFaults
@@ -358,6 +358,30 @@ class ExtentStore:
                 buffer[max(here, 0) :] = 0
             got.append(judge(self.arena, place, want, buffer))
         return got
+
+    def scrub(self, uid: bytes, numbers: Sequence[int], pace: Pace) -> list[Got]:
+        """Read blocks again into memory that is thrown away; each is judged by itself. Raises OSError or Cancelled."""
+        known = self._extents.get(uid)
+        if known is None:
+            return []
+        self.faults.raise_for(DiskFault.OPEN_FAILS)
+        fd = open_at(self.folder.handle, uid.hex() + SUFFIX, os.O_RDONLY)
+        try:
+            return [self._scrub_block(fd, known.places[number], pace) for number in numbers]
+        finally:
+            os.close(fd)
+
+    def _scrub_block(self, fd: int, place: Place, pace: Pace) -> Got:
+        buffer = page_buffer(place.stored_bytes)
+        pace(buffer.nbytes)
+        try:
+            self.faults.raise_for(DiskFault.READ_ERROR)
+            read_all(fd, [buffer], place.offset)
+        except OSError as error:
+            return Got(NO_SLOT, None, Reason.RESTORE_FAILED, error.strerror or "")
+        if self.faults.meets(DiskFault.FLIPPED):
+            buffer[0] ^= 0xFF
+        return found_in(self.arena, place, buffer)
 
     # --- removing ------------------------------------------------------------------------------
 

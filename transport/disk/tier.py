@@ -15,7 +15,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from .faults import DiskFault, DiskFaults
 from .folders import FolderBusy
 from .io import open_at, page_buffer, read_all, write_all
 from .lies import Lies
-from .protocol import Condition, Extent, Gone, Health, Opened, Read, ReadDone, Setup, Write, Wrote
+from .protocol import Condition, Extent, Gone, Health, Opened, Read, ReadDone, Scrub, Scrubbed, Setup, Write, Wrote
 from .store import Draft, ExtentStore, NoRoom
 
 CHECK_S = 1.0
@@ -219,14 +219,38 @@ class Tier:
                 self._lies.add(got)
             failed = [g for g in got if g.refused is not None]
             if failed:
-                self._forget_missing(store, message)
+                self._forget_missing(store, {uid for uid, _, _ in message.blocks})
             if self._lies.found or any(g.refused is Reason.DISK_UNAVAILABLE for g in got):
                 self._suspect(store)
         finally:
             self._give_back(store)
 
-    def _forget_missing(self, store: ExtentStore, message: Read) -> None:
-        gone = tuple(uid for uid in {uid for uid, _, _ in message.blocks} if store.missing(uid))
+    def scrub(self, message: Scrub, pace: Pace) -> None:
+        """Read blocks again and answer; many that are wrong are the disk's fault. Raises Cancelled."""
+        store = None if self._refused() is not None else self._borrow()
+        if store is None:
+            self.refuse_scrub(message)
+            return
+        try:
+            got = store.scrub(message.uid, message.numbers, pace)
+            self._tell(Scrubbed(message.token, tuple(g.checksum for g in got)))
+            with self._looking:
+                self._lies.add(got)
+            if self._lies.found:
+                self._suspect(store)
+        except OSError:
+            self.refuse_scrub(message)
+            self._forget_missing(store, {message.uid})
+            self._suspect(store)
+        finally:
+            self._give_back(store)
+
+    def refuse_scrub(self, message: Scrub) -> None:
+        """Answer a look that does not happen, or not to its end."""
+        self._tell(Scrubbed(message.token, ()))
+
+    def _forget_missing(self, store: ExtentStore, uids: Collection[bytes]) -> None:
+        gone = tuple(uid for uid in uids if store.missing(uid))
         if gone and not store.folder.moved():
             for uid in gone:
                 store.lost(uid)
