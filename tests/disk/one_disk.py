@@ -89,7 +89,7 @@ class Disk:
         self.scrubs: list[ScrubExtent] = []
         self.copies: list[StartTransfer] = []
         """Copies within the arena that have not ended: those that come while ``hold_copies``."""
-        self.hold_copies = False
+        self.hold_copies = self.hold_scrubs = False
         self.sent: list[Any] = []
         self.extents: dict[int, list[tuple[ExtentEntry, bytes]]] = {}
         self.deleted: list[int] = []
@@ -120,7 +120,8 @@ class Disk:
                     self.reads.append(effect)
                 case ScrubExtent():
                     self.scrubs.append(effect)
-                    self._scrub(effect)
+                    if not self.hold_scrubs:
+                        self._scrub(effect)
                 case StartTransfer():
                     self.copies.append(effect)
                     if not self.hold_copies:
