@@ -42,7 +42,7 @@ def asked(d: Disk, number: int) -> tuple[Status, int, Reason | None]:
     assert answer is not None
     if answer.grant is not None:
         d.release(request)
-    return answer.status, answer.tokens, answer.cause and answer.cause.reason
+    return answer.status, answer.tokens, None if answer.cause is None else answer.cause.reason
 
 
 def test_a_flipped_bit_on_disk_is_found_before_it_is_asked_for_and_cuts_the_hit_there() -> None:
