@@ -2,7 +2,8 @@
 
 Run it with ``python examples/serve_router.py`` (it needs ``ray[serve]``, the package's extra ``serve``). Two replicas,
 each on a node of its own; conversations grow turn by turn, and every turn goes where the one before was computed.
-The state is made up; an engine's adapter would bring its cache's.
+A replica holds a session: it resumes under a lease, computes the rest and publishes it. The state is made up; an
+engine's adapter would bring its cache's. ``serve_router:build`` is what a RayService imports (kuberay/service.yaml).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import ray
+from pydantic import BaseModel
 from ray import serve
+from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import LoggingConfig
+from starlette.requests import Request
 
 import kvfabric
 
@@ -71,23 +75,80 @@ class StateRouter(RequestRouter):
         return await self.session.rank(tokens)
 
 
+def state_of(tokens: list[int], index: int, block_tokens: int, block_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A block's state, which depends on every token up to its end, as a prefill's does."""
+    seed = sum(token * (place + 1) for place, token in enumerate(tokens[: (index + 1) * block_tokens]))
+    return np.full(block_bytes, seed % 251, dtype=np.uint8)
+
+
 class Engine:
     """An inference engine's stand-in: resumes what it can, "computes" the rest and publishes it."""
 
-    def __init__(self) -> None:
-        self.session = kvfabric.connect()
+    def __init__(self, fabric: str = "default") -> None:
+        self.session = kvfabric.connect(fabric)
 
     def __call__(self, tokens: list[int]) -> dict[str, Any]:
-        """Returns where the request ran, how far it resumed and what was moved for that."""
-        answer = self.session.acquire(tokens)
-        if answer.lease is not None:
-            answer.lease.release()
+        """All of a prompt's state: from the fabric as far as a lease covers it, computed from there on.
+
+        Returns where the request ran, how far it resumed and what was moved for that.
+        """
         (group,) = self.session.model.groups
-        missing = range(answer.tokens // group.unit_tokens, len(tokens) // group.unit_tokens)
-        computed = {index: np.full(group.block_bytes, index % 256, dtype=np.uint8) for index in missing}
-        self.session.publish(tokens, {group.name: computed})
+        size = (group.unit_tokens, group.block_bytes)
+        answer = self.session.acquire(tokens)
+        resumed, right = 0, True
+        if answer.lease is not None:
+            with answer.lease as lease:
+                try:
+                    with lease.read(group.name) as views:  # checked before and after: else it computes
+                        right = all(np.array_equal(view, state_of(tokens, i, *size)) for i, view in views.items())
+                    resumed = lease.tokens
+                except kvfabric.LeaseRefused as error:
+                    logger.warning("computes what it could not read: %s", error)
+                lease.release(reused_tokens=resumed)
+            if not right:
+                raise AssertionError("the state is another prompt's")
+        missing = range(resumed // group.unit_tokens, len(tokens) // group.unit_tokens)
+        self.session.publish(tokens, {group.name: {index: state_of(tokens, index, *size) for index in missing}})
         moved = sum((answer.moved_bytes or {}).values())
-        return {"node": ray.get_runtime_context().get_node_id(), "resumed": answer.tokens, "moved": moved}
+        return {"node": ray.get_runtime_context().get_node_id(), "resumed": resumed, "moved": moved}
+
+
+class Door:
+    """Takes requests over HTTP, ``{"tokens": [...]}``, and hands them to the replicas: the router sees the tokens."""
+
+    def __init__(self, engine: DeploymentHandle[Any]) -> None:
+        self.engine = engine
+
+    async def __call__(self, request: Request | list[int]) -> dict[str, Any]:
+        """What a replica returns."""
+        tokens = list((await request.json())["tokens"]) if isinstance(request, Request) else request
+        return dict(await self.engine.remote(tokens))
+
+
+class Settings(BaseModel):
+    """What ``build`` takes, from a RayService's ``args`` too."""
+
+    fabric: str = "default"
+    replicas: int = REPLICAS
+    by_state: bool = True
+    memory_bytes: int = 64 << 20
+
+
+def build(settings: Settings) -> Application:
+    """The application; launches the fabric, or attaches to it where it runs already."""
+    kvfabric.launch({"model": MODEL, "memory_bytes": settings.memory_bytes}, name=settings.fabric)
+    served: Any = serve.deployment(
+        num_replicas=settings.replicas,
+        max_replicas_per_node=1,
+        max_ongoing_requests=4,
+        ray_actor_options={"num_cpus": 0},
+    )(Engine)
+    if settings.by_state:
+        kwargs: dict[str, Any] = {"fabric": settings.fabric}
+        router: dict[str, Any] = {"request_router_class": StateRouter, "request_router_kwargs": kwargs}
+        served = served.options(request_router_config=RequestRouterConfig(**router))
+    door: Any = serve.deployment(ray_actor_options={"num_cpus": 0})(Door)
+    return door.bind(served.bind(settings.fabric))  # type: ignore[no-any-return]
 
 
 def converse(engine: DeploymentHandle[Any], first: int) -> str:
@@ -108,24 +169,13 @@ def converse(engine: DeploymentHandle[Any], first: int) -> str:
 
 def main() -> None:
     """The same conversations by this router and by Serve's own."""
-    with kvfabric.launch({"model": MODEL, "memory_bytes": 64 << 20}, nodes=REPLICAS) as fabric:
+    with kvfabric.launch({"model": MODEL, "memory_bytes": Settings().memory_bytes}, nodes=REPLICAS) as fabric:
         print(f"launched: {len(fabric.status()['holders'])} holders")
         serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="ERROR"))
         try:
-            served: Any = serve.deployment(
-                num_replicas=REPLICAS,
-                max_replicas_per_node=1,
-                max_ongoing_requests=4,
-                ray_actor_options={"num_cpus": 0},
-            )(Engine)
-            router: dict[str, Any] = {
-                "request_router_class": StateRouter,
-                "request_router_kwargs": {"fabric": fabric.name},
-            }
-            by_state = served.options(request_router_config=RequestRouterConfig(**router))
-            engine = serve.run(by_state.bind(), name="state", route_prefix=None)
+            engine = serve.run(build(Settings()), name="state", route_prefix=None)
             print(f"by state: {converse(engine, 0)}")
-            engine = serve.run(served.bind(), name="queues", route_prefix=None)
+            engine = serve.run(build(Settings(by_state=False)), name="queues", route_prefix=None)
             print(f"by queues: {converse(engine, 4)}")
         finally:
             serve.shutdown()  # type: ignore[no-untyped-call]

@@ -138,11 +138,11 @@ def test_the_requirements_are_those_that_the_project_names(unpacked: Path) -> No
 
 def test_every_required_release_is_pinned_for_continuous_integration() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines if not line.startswith("#")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for group in project["optional-dependencies"].values() for line in group]
     wanted = {
-        requirement.partition(">")[0].partition("<")[0].partition("[")[0].strip().lower()
+        requirement.partition(">")[0].partition("<")[0].partition("[")[0].strip().lower().replace("_", "-")
         for requirement in [*project["dependencies"], *extras]
     }
     assert wanted <= pinned

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvfabric.fabric.metrics import exported_series
@@ -121,6 +124,32 @@ def test_the_dashboard_is_of_grafanas_model_and_panels_do_not_overlap(installed:
     data["panels"][1]["bogus"] = 1
     with pytest.raises(ValidationError):
         Board.model_validate(data)
+
+
+def unkept(sent: Any, kept: Any, at: str = "") -> list[str]:
+    """Where a document holds what is not in ``kept``."""
+    if isinstance(sent, dict) and isinstance(kept, dict):
+        lacking = [f"{at}.{name}" for name in sent if name not in kept]
+        return lacking + [w for n in sent if n in kept for w in unkept(sent[n], kept[n], f"{at}.{n}")]
+    if isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        return [w for n, (s, k) in enumerate(zip(sent, kept, strict=True)) for w in unkept(s, k, f"{at}.{n}")]
+    return [] if sent == kept else [at]
+
+
+def test_grafanas_own_types_know_every_field_and_value_of_the_dashboard(installed: Path) -> None:
+    """grafana-foundation-sdk is generated from Grafana's schemas (its CUE kinds): what those do not know is not kept."""
+    plugins.register_default_plugins()
+
+    def read(data: dict[str, Any]) -> list[str]:
+        return unkept(data, json.loads(JSONEncoder().encode(Dashboard.from_json(data))))
+
+    data = json.loads((installed / "dashboards" / "kvfabric.json").read_text())
+    assert read(data) == []
+    panel = next(p for p in data["panels"] if p["type"] == "timeseries")
+    panel["fieldConfig"]["defaults"]["units"] = "s"
+    panel["options"]["legend"]["displayed"] = True
+    panel["targets"][0]["expression"] = "up"
+    assert {place.rpartition(".")[2] for place in read(data)} == {"units", "displayed", "expression"}
 
 
 def test_every_expression_names_series_and_labels_that_are_exported(installed: Path) -> None:
