@@ -49,6 +49,7 @@ def test_status_names_the_stages_and_both_rates(
     lease = session.acquire(stored(session, "status")).lease
     assert lease is not None
     lease.release(reused_tokens=lease.tokens)
+    assert lease.renew() is Reason.LEASE_EXPIRED  # the release has arrived
     found = asked(capsys, "status")
     assert found["fabric"] == "default"
     assert len(found["holders"]) == 2
@@ -263,6 +264,7 @@ def test_what_is_recorded_of_a_lease_replays_with_the_answers_that_were_given(
     lease = session.acquire(mine).lease
     assert lease is not None
     lease.release(reused_tokens=64)
+    assert lease.renew() is Reason.LEASE_EXPIRED  # the release has arrived
     assert away.do(acquired_there, mine) == 64
     file = tmp_path / "recorded.yaml"
     told = asked(capsys, "record", str(lease.grant.lease), "--out", str(file))
