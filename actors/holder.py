@@ -149,6 +149,7 @@ class Holder(MemoryService):
             directory=setup["directory"],
             shard_map=ShardMap(*setup["shard_map"]) if "shard_map" in setup else None,
             verify_always=spec.verify == "always",
+            zero_between_tenants=spec.zero_between_tenants,
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
             attempt_ttl_s=spec.attempt_ttl_s,

@@ -347,6 +347,8 @@ class FabricSpec(BaseModel):
     ``eviction``: who makes room (``default``, ``lru``, ``s3fifo``, or an entry point of ``kvfabric.eviction``).
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
+    ``zero_between_tenants``: overwrite a slot before another tenant's state is written to it, so that nobody is handed
+    what another one left there; of slots in host memory.
     ``audit_fraction``: of which part of the leases an adapter recomputes the state too, and compares.
     ``log_acquires``: which acquires get a line of the log: none, those that fell short, all.
     ``metrics_every_s``: how often a holder's metrics are handed to Ray's metrics agent; 0: never.
@@ -386,6 +388,7 @@ class FabricSpec(BaseModel):
     grant_s: float = Field(default=10.0, gt=0)
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
+    zero_between_tenants: bool = False
     audit_fraction: float = Field(default=0.0, ge=0, le=1)
     log_acquires: Literal["none", "short", "all"] = "short"
     metrics_every_s: float = Field(default=5.0, ge=0)
@@ -435,6 +438,8 @@ class FabricSpec(BaseModel):
                 raise ValueError("checksum: a GPU cannot compute xxh3_128: say lanes_128, or nothing")
             if self.testing:
                 raise ValueError("testing: rehearsals work on host memory, not on a GPU's")
+            if self.zero_between_tenants:
+                raise ValueError("zero_between_tenants: slots in a GPU's memory are not overwritten")
         if self.host_slots and self.host_memory_bytes is None:
             raise ValueError("host_slots: without host_memory_bytes there is no host memory below what readers map")
         numa_nodes = self.transport.numa_node

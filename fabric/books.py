@@ -122,3 +122,7 @@ class Books(Lives):
         obj.slot, obj.books = slot, self
         obj.version = self.arena.begin_write(slot)
         self.versions[slot] = obj.version
+        if self.last_tenants is not None:
+            if self.last_tenants.get(slot, obj.tenant) != obj.tenant:
+                self.arena.payload(slot)[:] = 0
+            self.last_tenants[slot] = obj.tenant

@@ -67,6 +67,8 @@ class HolderConfig:
     pin_ttl_s: float | None = None
     """How long a source keeps pins that nobody ends; None: as long as all tries of a transfer may take."""
     attempt_ttl_s: float = 300.0
+    zero_between_tenants: bool = False
+    """Whether a slot is overwritten before another tenant's state is written to it; host memory only."""
     recovery_wait_s: float = 60.0
     rounds_max: int = 12
     transfer_retries: int = 2
@@ -135,6 +137,7 @@ class HolderContext:
         self.arena = arena
         self.incarnation = incarnation
         self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas), eviction=eviction)
+        self.books.last_tenants = {} if config.zero_between_tenants else None
         self.books.writing = writing
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)), span_of(model))
         """Which directory shard answers for which part of a chain."""

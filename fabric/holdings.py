@@ -104,6 +104,8 @@ class Holdings:
         """How often the slot's object was used (stored, leased), where ``writing`` asks for it."""
         self.writing: DiskAdmission | None = None
         """What may go to disk; None: everything."""
+        self.last_tenants: dict[int, str] | None = None
+        """By slot, whose state it last held, where a slot is overwritten before another tenant has it; else None."""
         self.settled = np.zeros(slots, dtype=np.bool_)
         """Whether the slot's object is visible and sealed: evictable where nothing pins it."""
         self.first_out = np.zeros(slots, dtype=np.bool_)
