@@ -35,8 +35,9 @@ test-long: install
 test-faults: install
 	$(VENV)/bin/python -m pytest -m "faults and not long and not engines" $(PYTEST)
 
-test-engines: install
-	$(VENV)/bin/python -m pytest -m engines $(HOURS) $(PYTEST)
+test-engines:
+	@scripts/install-engines vllm
+	.venv-vllm/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_vllm
 
 check: install
 	@PYTHON=$(VENV)/bin/python scripts/check

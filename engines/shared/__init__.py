@@ -1,0 +1,1 @@
+"""What adapters of several engines have in common. Importing it loads no engine."""

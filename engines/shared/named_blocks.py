@@ -1,0 +1,218 @@
+"""Blocks that an engine names by its own hashes, in a fabric: looked up, stored from and loaded into the engine's rows.
+
+    blocks = NamedBlocks(session, scheme="vllm-1", salt=digest(described))
+    blocks.present(names)            # [bool]: hints
+    blocks.store(names, rows)        # Moved: which are in the fabric now, and why the others are not
+    blocks.load(names, rows)         # Moved: which rows hold proven bytes, and why the others do not
+
+Every call blocks, so an engine makes them off its scheduler's thread. None raises for what may happen to a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...actors.attempt import Stored, copy_into
+from ...actors.lease import Lease
+from ...actors.ray_api import Unavailable
+from ...actors.session import Session
+from ...fabric.identity import PromptKeys
+from ...fabric.kinds import FabricError, ObjectKind, Reason
+from ...fabric.model import GroupSpec, ModelSpec
+from .audit import Audit, Audits
+
+Bytes = npt.NDArray[np.uint8]
+"""One row of an engine's host memory, shape (block_bytes,)."""
+
+GROUP = "blocks"
+BATCH_OBJECTS = 256
+BATCH_BYTES = 32 << 20
+ROUNDS = 3
+"""Acquires for one batch, each without what the one before it lacked."""
+LEASE_S = 30.0
+
+
+def blocks_model(*, block_bytes: int, block_tokens: int, name: str = "engine-blocks", weights: str = "v1") -> ModelSpec:
+    """The model of a fabric for blocks that engines name themselves.
+
+    ``block_bytes``: an engine's row; ``block_tokens``: tokens a row stands for.
+    """
+    group = GroupSpec(
+        name=GROUP, kind=ObjectKind.COMPRESSED_HISTORY, block_tokens=block_tokens, block_bytes=block_bytes
+    )
+    return ModelSpec(name=name, weights=weights, groups=(group,), chained=False)
+
+
+@dataclass(slots=True)
+class Moved:
+    """Places in the lists that were given, by what became of them."""
+
+    done: list[int] = field(default_factory=list)
+    refused: dict[int, Reason] = field(default_factory=dict)
+    reused_tokens: int = 0
+
+    def refuse(self, places: Sequence[int], reason: Reason) -> None:
+        self.refused.update(dict.fromkeys(places, reason))
+
+    @property
+    def ok(self) -> bool:
+        return not self.refused
+
+
+class NamedBlocks:
+    """One engine's blocks in one fabric. Thread-safe.
+
+    ``salt``: says what the names leave out (:mod:`.description`). ``audits``: judges recomputed blocks; without it, none
+    is audited. Raises FabricError where the fabric's model is chained or its blocks have another size.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        scheme: str,
+        salt: bytes,
+        block_bytes: int,
+        tenant: str = "",
+        load_s: float = 10.0,
+        audits: Audits | None = None,
+    ) -> None:
+        spec = session.model.groups[0]
+        if session.model.chained or spec.block_bytes != block_bytes or session.model.shards != 1:
+            raise FabricError(
+                f"fabric {session.name!r} serves {session.model.name!r} with blocks of {spec.block_bytes} bytes; this engine"
+                f" names its own blocks, of {block_bytes} bytes: launch a fabric with the model"
+                f" kvfabric.engines.shared.named_blocks.blocks_model(block_bytes={block_bytes}, block_tokens=...)"
+            )
+        self.session = session
+        self.block_bytes = block_bytes
+        self.block_tokens = spec.unit_tokens
+        self._group = spec.name
+        self._scheme = scheme
+        self._key: dict[str, Any] = {"salt": salt, **({"tenant": tenant} if tenant else {})}
+        self._load_s = load_s
+        self._audits = audits
+
+    def keys(self, names: Sequence[bytes]) -> PromptKeys:
+        """What stands for these blocks in every call of the session."""
+        return self.session.named(names, scheme=self._scheme, **self._key)
+
+    def present(self, names: Sequence[bytes]) -> list[bool]:
+        """Which of them this engine could load now, as far as the directory knows."""
+        found: list[bool] = []
+        for batch in _batches(len(names), self.block_bytes):
+            keys = self.keys([names[i] for i in batch])
+            bits = self.session.present(keys)[self._group]
+            found.extend(bool(bits >> place & 1) for place in range(len(batch)))
+        return found
+
+    # --- store ---------------------------------------------------------------------------------
+
+    def store(self, names: Sequence[bytes], rows: Sequence[Bytes]) -> Moved:
+        """Copy rows into the fabric's memory; what is there already stays. A batch is visible as a whole or not at all."""
+        moved = Moved()
+        if self._audits is not None:
+            self._audits.recomputed(names, rows)
+        for batch in _batches(len(names), self.block_bytes):
+            stored = self._store(self.keys([names[i] for i in batch]), [rows[i] for i in batch])
+            if stored.refused is None:
+                moved.done.extend(batch)
+            else:
+                moved.refuse(batch, stored.refused)
+        return moved
+
+    def _store(self, keys: PromptKeys, rows: Sequence[Bytes]) -> Stored:
+        begun = self.session.begin(keys, {self._group: range(len(rows))})
+        if isinstance(begun, Stored):
+            return begun
+        for place, row in enumerate(rows):
+            if (self._group, place) in begun:
+                copy_into(begun.view(self._group, place), row, f"row {place}")
+        return begun.commit()
+
+    # --- load ----------------------------------------------------------------------------------
+
+    def load(self, names: Sequence[bytes], rows: Sequence[Bytes]) -> Moved:
+        """Fill rows from the fabric, from whatever node. A row that is not ``done`` may hold anything."""
+        moved = Moved()
+        for batch in _batches(len(names), self.block_bytes):
+            self._load(batch, names, rows, moved)
+        return moved
+
+    def _load(self, batch: Sequence[int], names: Sequence[bytes], rows: Sequence[Bytes], moved: Moved) -> None:
+        rest = list(batch)
+        reason = Reason.NOT_STORED
+        for turn in range(ROUNDS):
+            keys = self.keys([names[i] for i in rest])
+            answer = self.session.acquire(keys, lease_s=LEASE_S, deadline_s=self._load_s)
+            reason = reason if answer.cause is None else answer.cause.reason
+            lease = answer.lease
+            if lease is not None:
+                covered = rest[: lease.tokens // self.block_tokens]
+                if not self._withhold_for_audit(keys, lease, [names[i] for i in covered], moved, covered):
+                    self._take(lease, [rows[i] for i in covered], covered, moved)
+                rest = rest[len(covered) :]
+            if not rest or turn + 1 == ROUNDS:
+                break
+            there = self.present([names[i] for i in rest])
+            moved.refuse([i for i, held in zip(rest, there, strict=True) if not held], reason)
+            rest = [i for i, held in zip(rest, there, strict=True) if held]
+            if not rest:
+                break
+        moved.refuse(rest, reason)
+
+    def _take(self, lease: Lease, rows: Sequence[Bytes], places: Sequence[int], moved: Moved) -> None:
+        """Copy what is leased, and let it count only if it was the leased bytes to the end."""
+        reused = 0
+        try:
+            refused = lease.check()
+            if refused is None:
+                view = lease.views[self._group]
+                for place, row in enumerate(rows):
+                    np.copyto(row, in_host_memory(view[place]))
+                refused = lease.check()
+            if refused is None:
+                moved.done.extend(places)
+                reused = len(places) * self.block_tokens
+                moved.reused_tokens += reused
+            else:
+                moved.refuse(places, refused)
+        finally:
+            lease.release(reused_tokens=reused)
+
+    def _withhold_for_audit(
+        self, keys: PromptKeys, lease: Lease, names: Sequence[bytes], moved: Moved, places: Sequence[int]
+    ) -> bool:
+        """Keep these blocks from the engine, so that it computes them and the two can be compared."""
+        if self._audits is None or not names or not self.session.audit_due(lease):
+            return False
+        view = lease.views[self._group]
+        held = {name: in_host_memory(view[place]).copy() for place, name in enumerate(names)}
+        if lease.check() is not None or not self._audits.open(Audit(keys, lease, held)):
+            return False
+        moved.refuse(places, Reason.BYPASSED)
+        return True
+
+    def close(self) -> None:
+        """End what is being audited, and the session."""
+        if self._audits is not None:
+            self._audits.close()
+        self.session.close()
+
+
+def in_host_memory(view: Any) -> Bytes:
+    """A leased view as an array: one of a holder's GPU is copied, others stay as they are."""
+    return view if isinstance(view, np.ndarray) else view.cpu().numpy()
+
+
+def _batches(count: int, block_bytes: int) -> Iterator[range]:
+    size = max(1, min(BATCH_OBJECTS, BATCH_BYTES // block_bytes))
+    return (range(at, min(at + size, count)) for at in range(0, count, size))
+
+
+__all__ = ["Moved", "NamedBlocks", "Unavailable", "blocks_model", "in_host_memory"]

@@ -1,0 +1,134 @@
+"""vLLM on a machine without a GPU, with tiny random models: for the example, the bench and the tests.
+
+    folder = write_model(Path("/tmp/tiny"), Family.LLAMA)
+    llm = start(folder, fabric="default")
+    tokens = generate(llm, [prompt])
+
+Call :func:`environment` before vLLM is first imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+BLOCK_TOKENS = 32
+VOCABULARY = 1024
+CPU_BYTES = 64 << 20
+
+
+class Family(StrEnum):
+    """A plain model, and two whose layers are partly windows."""
+
+    LLAMA = "llama"
+    GEMMA3 = "gemma3"
+    GPT_OSS = "gpt_oss"
+
+
+def environment(kv_space_gib: int = 1) -> None:
+    """Settings that vLLM reads when it is imported: one process, no network, no statistics sent."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_CPU_KVCACHE_SPACE=str(kv_space_gib),
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="WARNING",
+    )
+
+
+def write_model(folder: Path, family: Family, seed: int = 0) -> Path:
+    """A model of some million random parameters, as a folder that vLLM reads. Equal arguments, equal weights."""
+    import torch
+    import transformers
+
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    layers = ["sliding_attention", "full_attention"] * 2
+    kinds: dict[Family, tuple[str, str, dict[str, Any]]] = {
+        Family.LLAMA: ("LlamaConfig", "LlamaForCausalLM", {"intermediate_size": 512}),
+        Family.GEMMA3: (
+            "Gemma3TextConfig",
+            "Gemma3ForCausalLM",
+            {"intermediate_size": 512, "sliding_window": 64, "layer_types": layers, "query_pre_attn_scalar": 64},
+        ),
+        Family.GPT_OSS: (
+            "GptOssConfig",
+            "GptOssForCausalLM",
+            {
+                "intermediate_size": 256,
+                "sliding_window": 64,
+                "layer_types": layers,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+            },
+        ),
+    }
+    config_name, model_name, own = kinds[family]
+    torch.manual_seed(seed)
+    config = getattr(transformers, config_name)(**common, **own)
+    model = getattr(transformers, model_name)(config).to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    return folder
+
+
+def transfer_config(fabric: str, *, cpu_bytes: int = CPU_BYTES, **tier: Any) -> dict[str, Any]:
+    """``kv_transfer_config`` of an engine whose offloaded blocks go to that fabric."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostTieringSpec",
+            "spec_module_path": "kvfabric.engines.vllm_tier.host",
+            "cpu_bytes_to_use": cpu_bytes,
+            "secondary_tiers": [
+                {"type": "KvFabricTier", "module_path": "kvfabric.engines.vllm_tier.tier", "fabric": fabric, **tier}
+            ],
+        },
+    }
+
+
+def start(folder: Path, transfer: dict[str, Any] | None = None, **options: Any) -> Any:
+    """A vLLM engine in this process; ``transfer`` as :func:`transfer_config` makes it, None for none."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    settings: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "block_size": BLOCK_TOKENS,
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        **options,
+    }
+    if transfer is not None:
+        settings["kv_transfer_config"] = KVTransferConfig(**transfer)
+    return LLM(**settings)
+
+
+def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int = 16) -> list[list[int]]:
+    """Greedy continuations of token ids."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=tokens)
+    asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    return [list(told.outputs[0].token_ids) for told in llm.generate(asked, sampling, use_tqdm=False)]

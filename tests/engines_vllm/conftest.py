@@ -1,0 +1,145 @@
+"""One embedded cluster of two nodes, a fabric a model, engines on demand."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import kvfabric
+from kvfabric import Fabric
+
+from . import engines
+
+T = TypeVar("T")
+
+START_S = 300.0
+ROW_BYTES = {"llama": 65536, "gemma3": 65536, "gpt_oss": 65536}
+
+
+def prompt(name: str, tokens: int = 220) -> list[int]:
+    """A prompt of its own for each name."""
+    rng = random.Random(name)
+    return [rng.randrange(3, 1000) for _ in range(tokens)]
+
+
+def eventually(look: Callable[[], T], holds: Callable[[T], bool] = bool, within_s: float = 30.0) -> T:
+    """What ``look`` gives once it holds; fails with the last thing seen."""
+    deadline = time.monotonic() + within_s
+    while not holds(seen := look()):
+        assert time.monotonic() < deadline, f"still {seen!r} after {within_s} s"
+        time.sleep(0.05)
+    return seen
+
+
+class Running:
+    """An engine's process, called as if it were here."""
+
+    def __init__(self, handle: Any, ray: Any) -> None:
+        self.handle, self._ray = handle, ray
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args: self._ray.get(getattr(self.handle, name).remote(*args), timeout=START_S)
+
+    def begin(self, name: str, *args: Any) -> Callable[[], Any]:
+        """Call without waiting; what is returned waits."""
+        told = getattr(self.handle, name).remote(*args)
+        return lambda: self._ray.get(told, timeout=START_S)
+
+
+class Site:
+    """The cluster and what runs on it."""
+
+    def __init__(self, folder: Path, ray: Any) -> None:
+        self._folder, self._ray = folder, ray
+        self._fabrics: dict[str, Fabric] = {}
+
+    def model(self, family: str, seed: int = 0) -> Path:
+        """The folder of a tiny model."""
+        from kvfabric.engines.vllm_tier.trial import Family, write_model
+
+        folder = self._folder / f"{family}-{seed}"
+        return folder if folder.exists() else write_model(folder, Family(family), seed)
+
+    def fabric(self, name: str, row_bytes: int = 65536, **spec: Any) -> Fabric:
+        """The fabric of that name, started where it does not run yet."""
+        from kvfabric.engines.shared.named_blocks import blocks_model
+
+        if name not in self._fabrics:
+            model = blocks_model(block_bytes=row_bytes, block_tokens=32)
+            self._fabrics[name] = kvfabric.launch({"model": model, "memory_bytes": 64 << 20, **spec}, name=name)
+        return self._fabrics[name]
+
+    def engine(
+        self,
+        family: str,
+        node: int,
+        fabric: str | None,
+        *,
+        seed: int = 0,
+        tier: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Running:
+        """An engine on a node, its blocks in that fabric; None: an engine as it is without one."""
+        from kvfabric.engines.vllm_tier.trial import transfer_config
+
+        transfer = None if fabric is None else transfer_config(fabric, **(tier or {}))
+        actor: Any = self._ray.remote(engines.Engine)
+        handle = actor.options(num_cpus=0, resources={f"kvfabric_node_{node}": 0.01}).remote(
+            str(self.model(family, seed)), transfer, options
+        )
+        running = Running(handle, self._ray)
+        running.counts() if fabric is not None else running.generate([[5] * 4], 1)
+        return running
+
+    def end(self, engine: Running) -> None:
+        """End an engine in order, then its process."""
+        engine.close()
+        self._ray.kill(engine.handle)
+
+    def alone(self, family: str, prompts: list[list[int]], *, seed: int = 0, tokens: int = 16, **options: Any) -> Any:
+        """What an engine without a fabric generates."""
+        engine = self.engine(family, 0, None, seed=seed, **options)
+        try:
+            return engine.generate(prompts, tokens)
+        finally:
+            self.end(engine)
+
+    def reused_tokens(self, fabric: str) -> int:
+        """Tokens that readers said they reused, over all holders: the fabric's own count."""
+        holders = self._fabrics[fabric].status()["holders"]
+        return sum(int(holder.get("counters", {}).get("reused_hit_tokens_total", 0)) for holder in holders)
+
+    def stored(self, fabric: str) -> int:
+        """Blocks in memory, over all holders."""
+        holders = self._fabrics[fabric].status()["holders"]
+        return sum(pool["slots"] - pool["free"] for holder in holders for pool in holder.get("pools", ()))
+
+    def close(self) -> None:
+        for fabric in reversed(self._fabrics.values()):
+            fabric.shutdown()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(engines)
+    first = kvfabric.launch(
+        {
+            "model": {"groups": [{"name": "kv", "kind": "compressed_history", "block_tokens": 4}]},
+            "memory_bytes": 1 << 20,
+        },
+        name="site",
+        nodes=2,
+    )
+    running = Site(tmp_path_factory.mktemp("models"), ray)
+    with first:
+        try:
+            yield running
+        finally:
+            running.close()
