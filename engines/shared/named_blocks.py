@@ -10,7 +10,8 @@ Every call blocks, so an engine makes them off its scheduler's thread. None rais
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy.typing as npt
 
 from ...actors.attempt import Stored, copy_into
 from ...actors.lease import Lease
-from ...actors.ray_api import Unavailable
 from ...actors.session import Session
 from ...fabric.identity import PromptKeys
 from ...fabric.kinds import FabricError, ObjectKind, Reason
@@ -67,7 +67,8 @@ class Moved:
 class NamedBlocks:
     """One engine's blocks in one fabric. Thread-safe.
 
-    ``salt``: says what the names leave out (:mod:`.description`). ``audits``: judges recomputed blocks; without it, none
+    ``salt``: says what the names leave out (:mod:`.description`). ``kind_of``: tells blocks of the same tokens apart (a
+    hybrid model has one a cache group), so that tokens are counted once. ``audits``: judges recomputed blocks; without it, none
     is audited. Raises FabricError where the fabric's model is chained or its blocks have another size.
     """
 
@@ -80,6 +81,7 @@ class NamedBlocks:
         block_bytes: int,
         tenant: str = "",
         load_s: float = 10.0,
+        kind_of: Callable[[bytes], int] = lambda name: 0,
         audits: Audits | None = None,
     ) -> None:
         spec = session.model.groups[0]
@@ -96,11 +98,16 @@ class NamedBlocks:
         self._scheme = scheme
         self._key: dict[str, Any] = {"salt": salt, **({"tenant": tenant} if tenant else {})}
         self._load_s = load_s
+        self._kind_of = kind_of
         self._audits = audits
 
     def keys(self, names: Sequence[bytes]) -> PromptKeys:
         """What stands for these blocks in every call of the session."""
         return self.session.named(names, scheme=self._scheme, **self._key)
+
+    def tokens_of(self, names: Iterable[bytes]) -> int:
+        """Tokens that these blocks stand for together."""
+        return max(Counter(map(self._kind_of, names)).values(), default=0) * self.block_tokens
 
     def present(self, names: Sequence[bytes]) -> list[bool]:
         """Which of them this engine could load now, as far as the directory knows."""
@@ -155,7 +162,7 @@ class NamedBlocks:
             if lease is not None:
                 covered = rest[: lease.tokens // self.block_tokens]
                 if not self._withhold_for_audit(keys, lease, [names[i] for i in covered], moved, covered):
-                    self._take(lease, [rows[i] for i in covered], covered, moved)
+                    self._take(lease, names, rows, covered, moved)
                 rest = rest[len(covered) :]
             if not rest or turn + 1 == ROUNDS:
                 break
@@ -166,19 +173,21 @@ class NamedBlocks:
                 break
         moved.refuse(rest, reason)
 
-    def _take(self, lease: Lease, rows: Sequence[Bytes], places: Sequence[int], moved: Moved) -> None:
+    def _take(
+        self, lease: Lease, names: Sequence[bytes], rows: Sequence[Bytes], places: Sequence[int], moved: Moved
+    ) -> None:
         """Copy what is leased, and let it count only if it was the leased bytes to the end."""
         reused = 0
         try:
             refused = lease.check()
             if refused is None:
                 view = lease.views[self._group]
-                for place, row in enumerate(rows):
-                    np.copyto(row, in_host_memory(view[place]))
+                for index, place in enumerate(places):
+                    np.copyto(rows[place], in_host_memory(view[index]))
                 refused = lease.check()
             if refused is None:
                 moved.done.extend(places)
-                reused = len(places) * self.block_tokens
+                reused = self.tokens_of(names[i] for i in places)
                 moved.reused_tokens += reused
             else:
                 moved.refuse(places, refused)
@@ -213,6 +222,3 @@ def in_host_memory(view: Any) -> Bytes:
 def _batches(count: int, block_bytes: int) -> Iterator[range]:
     size = max(1, min(BATCH_OBJECTS, BATCH_BYTES // block_bytes))
     return (range(at, min(at + size, count)) for at in range(0, count, size))
-
-
-__all__ = ["Moved", "NamedBlocks", "Unavailable", "blocks_model", "in_host_memory"]

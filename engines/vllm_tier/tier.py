@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -125,6 +125,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
                 block_bytes=self.block_size_bytes,
                 tenant=tenant,
                 load_s=load_s,
+                kind_of=lambda name: int(get_offload_group_idx(OffloadKey(name))),
                 audits=Audits(session, offloading_spec.config.model.dtype),
             )
         except FabricError:
@@ -209,7 +210,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
                 there = set(arrived)
                 self._lookups.mark_miss([key for key in keys if key not in there])
             self._count(LOADED_BLOCKS, len(arrived))
-            self._count(REUSED_TOKENS, self._tokens_of(arrived))
+            self._count(REUSED_TOKENS, self.blocks.tokens_of(map(bytes, arrived)))
         else:
             self._count(STORED_BLOCKS, len(arrived))
             self._stored(arrived)
@@ -218,14 +219,6 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         nbytes = len(arrived) * self.block_size_bytes
         partly = tuple(arrived) if job.is_promotion and arrived and not whole else None
         return JobResult(job.job_id, whole, partly, done.seconds, nbytes or None)
-
-    def _tokens_of(self, keys: Collection[OffloadKey]) -> int:
-        """Tokens that loaded blocks stand for: every group has its own block of the same tokens."""
-        by_group: dict[int, int] = {}
-        for key in keys:
-            group = get_offload_group_idx(key)
-            by_group[group] = by_group.get(group, 0) + 1
-        return max(by_group.values(), default=0) * self.blocks.block_tokens
 
     def has_pending_work(self) -> bool:
         return bool(self._finished)

@@ -18,7 +18,6 @@ from . import engines
 T = TypeVar("T")
 
 START_S = 300.0
-ROW_BYTES = {"llama": 65536, "gemma3": 65536, "gpt_oss": 65536}
 
 
 def prompt(name: str, tokens: int = 220) -> list[int]:
@@ -65,7 +64,7 @@ class Site:
         folder = self._folder / f"{family}-{seed}"
         return folder if folder.exists() else write_model(folder, Family(family), seed)
 
-    def fabric(self, name: str, row_bytes: int = 65536, **spec: Any) -> Fabric:
+    def fabric(self, name: str, row_bytes: int = 131072, **spec: Any) -> Fabric:
         """The fabric of that name, started where it does not run yet."""
         from kvfabric.engines.shared.named_blocks import blocks_model
 
@@ -93,7 +92,7 @@ class Site:
             str(self.model(family, seed)), transfer, options
         )
         running = Running(handle, self._ray)
-        running.counts() if fabric is not None else running.generate([[5] * 4], 1)
+        running.counts() if fabric is not None else running.generate([[5] * 40], 1)
         return running
 
     def end(self, engine: Running) -> None:

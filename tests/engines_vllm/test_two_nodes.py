@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.long]
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
 def test_what_one_engine_computed_another_node_loads(site: Site, family: str) -> None:
     fabric = f"two-{family}"
-    site.fabric(fabric, 65536 if family == "llama" else 32768)
+    site.fabric(fabric, 131072 if family == "llama" else 65536)
     long, other = prompt("shared"), prompt("another")
     shares = [*long[:160], *other[:50]]
     expected = site.alone(family, [long, shares, other])
