@@ -30,6 +30,7 @@ from ...fabric.tally import AuditOutcome
 logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
+Rows = Sequence[Bytes] | Bytes
 
 AUDIT_S = 60.0
 AUDITS_MAX = 4
@@ -101,7 +102,7 @@ class Audits:
             self._open.append(audit)
             return True
 
-    def recomputed(self, names: Sequence[bytes], rows: Sequence[Bytes]) -> None:
+    def recomputed(self, names: Sequence[bytes], rows: Rows) -> None:
         """Compare what an engine computed with what was leased under the same names."""
         if not self._open:
             return

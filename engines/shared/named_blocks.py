@@ -28,6 +28,8 @@ from .audit import Audit, Audits
 
 Bytes = npt.NDArray[np.uint8]
 """One row of an engine's host memory, shape (block_bytes,)."""
+Rows = Sequence[Bytes] | Bytes
+"""Rows, or an array of them of shape (rows, block_bytes)."""
 
 GROUP = "blocks"
 BATCH_OBJECTS = 256
@@ -81,7 +83,7 @@ class NamedBlocks:
         block_bytes: int,
         tenant: str = "",
         load_s: float = 10.0,
-        kind_of: Callable[[bytes], int] = lambda name: 0,
+        kind_of: Callable[[bytes], int] = lambda _: 0,
         audits: Audits | None = None,
     ) -> None:
         spec = session.model.groups[0]
@@ -120,7 +122,7 @@ class NamedBlocks:
 
     # --- store ---------------------------------------------------------------------------------
 
-    def store(self, names: Sequence[bytes], rows: Sequence[Bytes]) -> Moved:
+    def store(self, names: Sequence[bytes], rows: Rows) -> Moved:
         """Copy rows into the fabric's memory; what is there already stays. A batch is visible as a whole or not at all."""
         moved = Moved()
         if self._audits is not None:
@@ -133,7 +135,7 @@ class NamedBlocks:
                 moved.refuse(batch, stored.refused)
         return moved
 
-    def _store(self, keys: PromptKeys, rows: Sequence[Bytes]) -> Stored:
+    def _store(self, keys: PromptKeys, rows: Rows) -> Stored:
         begun = self.session.begin(keys, {self._group: range(len(rows))})
         if isinstance(begun, Stored):
             return begun
@@ -144,14 +146,14 @@ class NamedBlocks:
 
     # --- load ----------------------------------------------------------------------------------
 
-    def load(self, names: Sequence[bytes], rows: Sequence[Bytes]) -> Moved:
+    def load(self, names: Sequence[bytes], rows: Rows) -> Moved:
         """Fill rows from the fabric, from whatever node. A row that is not ``done`` may hold anything."""
         moved = Moved()
         for batch in _batches(len(names), self.block_bytes):
             self._load(batch, names, rows, moved)
         return moved
 
-    def _load(self, batch: Sequence[int], names: Sequence[bytes], rows: Sequence[Bytes], moved: Moved) -> None:
+    def _load(self, batch: Sequence[int], names: Sequence[bytes], rows: Rows, moved: Moved) -> None:
         rest = list(batch)
         reason = Reason.NOT_STORED
         for turn in range(ROUNDS):
@@ -173,9 +175,7 @@ class NamedBlocks:
                 break
         moved.refuse(rest, reason)
 
-    def _take(
-        self, lease: Lease, names: Sequence[bytes], rows: Sequence[Bytes], places: Sequence[int], moved: Moved
-    ) -> None:
+    def _take(self, lease: Lease, names: Sequence[bytes], rows: Rows, places: Sequence[int], moved: Moved) -> None:
         """Copy what is leased, and let it count only if it was the leased bytes to the end."""
         reused = 0
         try:

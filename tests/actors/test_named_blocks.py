@@ -84,16 +84,22 @@ def test_names_mean_nothing_under_another_salt(here: NamedBlocks, away: Away) ->
 
 
 @pytest.mark.parametrize(("changed", "outcome"), [(1.0, "equal"), (1.01, "close"), (-1.0, "mismatch")])
-def test_an_audited_block_is_withheld_computed_and_judged(named: Fabric, changed: float, outcome: str) -> None:
+def test_an_audited_block_is_withheld_computed_and_judged(
+    named: Fabric, monkeypatch: pytest.MonkeyPatch, changed: float, outcome: str
+) -> None:
     with kvfabric.connect("named") as session:
-        due = [True]
-        session.audit_due = lambda lease: due[0]  # type: ignore[method-assign]
+        due, told = [True], []
+        tell = session.audited
+
+        def audited(tokens: Any, lease: Any, found: str) -> Any:
+            told.append(str(found))
+            return tell(tokens, lease, found)
+
+        monkeypatch.setattr(session, "audit_due", lambda lease: due[0])
+        monkeypatch.setattr(session, "audited", audited)
         blocks = NamedBlocks(session, scheme="test-1", salt=SALT, block_bytes=BYTES, audits=Audits(session, "float32"))
         mine, rows = names(3, outcome), rows_of(3, seed=2)
         computed = (rows.view(np.float32) * np.float32(changed)).view(np.uint8)
-        told: list[str] = []
-        tell = session.audited
-        session.audited = lambda tokens, lease, found: (told.append(str(found)), tell(tokens, lease, found))[1]  # type: ignore[method-assign]
         blocks.store(mine, rows)
         into = np.zeros((3, BYTES), np.uint8)
         assert blocks.load(mine, into).done == []

@@ -40,7 +40,7 @@ def test_one_wrong_row_of_many_is_a_mismatch():
 def test_numbers_that_cannot_be_read_are_equal_or_not():
     leased = RNG.integers(0, 256, 512, dtype=np.uint8)
     assert judge(leased, leased.copy(), "fp8_e4m3") == "equal"
-    assert judge(leased, leased ^ 1, "fp8_e4m3") == "mismatch"
+    assert judge(leased, leased ^ np.uint8(1), "fp8_e4m3") == "mismatch"
 
 
 def test_every_field_of_a_description_counts():
