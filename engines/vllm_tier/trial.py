@@ -1,15 +1,16 @@
 """vLLM on a machine without a GPU, with tiny random models: for the example, the bench and the tests.
 
-    folder = write_model(Path("/tmp/tiny"), Family.LLAMA)
-    llm = start(folder, fabric="default")
-    tokens = generate(llm, [prompt])
+    folder = write_model(Path("tiny"), Family.LLAMA)
+    engine = Engine(folder, transfer_config("default"))      # in a process that is connected to Ray
+    tokens = engine.generate([prompt])
 
-Call :func:`environment` before vLLM is first imported.
+A process holds one engine, best as a Ray actor (:func:`actor_on`): nobody else may have imported vLLM there before.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 BLOCK_TOKENS = 32
 VOCABULARY = 1024
+SETTLE_S = 60.0
 CPU_BYTES = 64 << 20
 
 
@@ -128,10 +130,59 @@ def start(folder: Path, transfer: dict[str, Any] | None = None, **options: Any) 
     return LLM(**settings)
 
 
-def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int = 16) -> list[list[int]]:
-    """Greedy continuations of token ids."""
-    from vllm import SamplingParams
+class Engine:
+    """One vLLM engine in this process. What it returns is plain data, so that it can be a Ray actor."""
 
-    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=tokens)
-    asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-    return [list(told.outputs[0].token_ids) for told in llm.generate(asked, sampling, use_tqdm=False)]
+    def __init__(
+        self, folder: str | Path, transfer: dict[str, Any] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        environment()
+        self.llm = start(Path(folder), transfer, **(options or {}))
+
+    @property
+    def core(self) -> Any:
+        """vLLM's engine core: scheduler and executor."""
+        return self.llm.llm_engine.engine_core.engine_core
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int = 16, salt: str | None = None) -> list[list[int]]:
+        """Greedy continuations of token ids; ``salt``: vLLM's ``cache_salt``."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=tokens)
+        more = {} if salt is None else {"cache_salt": salt}
+        asked = [{"prompt_token_ids": list(prompt), **more} for prompt in prompts]
+        return [list(told.outputs[0].token_ids) for told in self.llm.generate(asked, sampling, use_tqdm=False)]
+
+    def first_token_s(self, prompt: Sequence[int]) -> float:
+        """How long the first token takes."""
+        began = time.perf_counter()
+        self.generate([prompt], 1)
+        return time.perf_counter() - began
+
+    def settle(self) -> None:
+        """Step until nothing is under way between the engine's memory and the fabric."""
+        manager = getattr(self.core.scheduler.connector, "connector_scheduler", None)
+        deadline = time.monotonic() + SETTLE_S
+        while self.llm.llm_engine.has_unfinished_requests() or (manager and manager.manager.has_pending_work()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the engine still moves blocks after {SETTLE_S:g} s")
+            self.core.step_fn()
+            time.sleep(0.002)
+
+    def forget(self) -> None:
+        """Forget what this engine has in its own device and host memory."""
+        self.settle()
+        if not self.llm.reset_prefix_cache(reset_connector=self.core.scheduler.connector is not None):
+            raise RuntimeError("vLLM did not reset its prefix cache: requests are running")
+
+    def close(self) -> None:
+        """End it in order: every store ends first."""
+        self.core.shutdown()
+
+
+def actor_on(node: int, cls: type = Engine) -> Any:
+    """The class as a Ray actor on that node of an embedded cluster: call ``remote`` with its arguments."""
+    import ray
+
+    remote: Any = ray.remote(cls)
+    return remote.options(num_cpus=0, resources={f"kvfabric_node_{node}": 0.01})

@@ -1,14 +1,21 @@
-"""``kvfabric bench``: figures with their targets, as a table or as one JSON object."""
+"""``kvfabric bench``: figures with their targets, as a table or as one JSON object.
+
+Benches of packages that ``ops`` may not import are found by entry point, in the group ``kvfabric.benches``: functions
+without arguments that return figures, named as the bench is.
+"""
 
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 HELD, MISSED = 0, 1
+BENCHES = "kvfabric.benches"
 
 JSON = typer.Option("--json", help="Print one JSON object.")
 
@@ -24,11 +31,24 @@ def register(app: typer.Typer) -> None:
     bench.command()(directory)
     bench.command()(policies)
     bench.command()(operations)
+    for entry in sorted(metadata.entry_points(group=BENCHES), key=lambda e: e.name):
+        bench.command(entry.name, help=f"By {entry.value.partition(':')[0]}; see there.")(_measuring(entry))
     app.add_typer(bench, name="bench")
 
 
 def _bench() -> None:
     """Measure against the targets. Exit status: 0 all hold, 1 one does not or is missing."""
+
+
+def _measuring(entry: metadata.EntryPoint) -> Callable[[bool], None]:
+    """The command of a bench that another package has."""
+
+    def measure(json: Annotated[bool, JSON] = False) -> None:
+        from .core import machine
+
+        raise typer.Exit(show({"bench": entry.name, "machine": machine(), "figures": entry.load()()}, json=json))
+
+    return measure
 
 
 def core(json: Annotated[bool, JSON] = False) -> None:

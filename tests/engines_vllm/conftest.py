@@ -84,13 +84,10 @@ class Site:
         **options: Any,
     ) -> Running:
         """An engine on a node, its blocks in that fabric; None: an engine as it is without one."""
-        from kvfabric.engines.vllm_tier.trial import transfer_config
+        from kvfabric.engines.vllm_tier.trial import actor_on, transfer_config
 
         transfer = None if fabric is None else transfer_config(fabric, **(tier or {}))
-        actor: Any = self._ray.remote(engines.Engine)
-        handle = actor.options(num_cpus=0, resources={f"kvfabric_node_{node}": 0.01}).remote(
-            str(self.model(family, seed)), transfer, options
-        )
+        handle = actor_on(node, engines.Engine).remote(str(self.model(family, seed)), transfer, options)
         running = Running(handle, self._ray)
         running.counts() if fabric is not None else running.generate([[5] * 40], 1)
         return running
