@@ -149,6 +149,8 @@ class BlockingClient:
         self._closed = False
         self._timeout_s = 0.0
         """What the socket's time-out is set to."""
+        self._looking = threading.Lock()
+        """A poll object serves one thread at a time: another's look at it raises RuntimeError."""
         self._hang_up = select.poll()
         self._hang_up.register(channel.sock.fileno(), select.POLLRDHUP)
 
@@ -265,7 +267,8 @@ class BlockingClient:
     @property
     def alive(self) -> bool:
         """Whether the server still holds its end, as the kernel knows it; about a microsecond, no request."""
-        return not self._closed and not self._hang_up.poll(0)
+        with self._looking:
+            return not self._closed and not self._hang_up.poll(0)
 
     def close(self) -> None:
         """End the connection; the server sees it, behind what was told. Idempotent."""

@@ -135,7 +135,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
         self._stats = OffloadingConnectorStats()
-        self._lookups = _Lookups(self.blocks, tier_type)
+        self._lookup_manager = _Lookups(self.blocks, tier_type)
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="kvfabric-store")
         self._loading = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="kvfabric-load")
         self._under_way: set[Future[None]] = set()
@@ -154,16 +154,16 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        found = self._lookups.lookup(key, req_context)
+        found = self._lookup_manager.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        self._lookups.flush()
+        self._lookup_manager.flush()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._lookups.cleanup(req_context.req_id)
+        self._lookup_manager.cleanup(req_context.req_id)
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -187,7 +187,10 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
             moved = move([bytes(key) for key in job.keys], rows)
         except FabricError as error:
             logger.warning("kvfabric: a job of %d blocks failed: %s", len(job.keys), error)
-        finally:  # whatever it was: a job that never ends would keep its chunks
+        except Exception:
+            # An engine goes on without its cache, and a job that never ended would keep its chunks for ever.
+            logger.exception("kvfabric: a job of %d blocks failed by a bug", len(job.keys))
+        finally:
             self._finished.append(_Done(job, moved, time.monotonic() - began))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -195,9 +198,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         while self._finished:
             results.append(self._result(self._finished.popleft()))
         if results:
-            for future in [future for future in self._under_way if future.done()]:
-                self._under_way.discard(future)
-                future.result()  # a bug is shown where vLLM shows its own
+            self._under_way -= {future for future in self._under_way if future.done()}
         return results
 
     def _result(self, done: _Done) -> JobResult:
@@ -208,7 +209,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         if job.is_promotion:
             if not whole:
                 there = set(arrived)
-                self._lookups.mark_miss([key for key in keys if key not in there])
+                self._lookup_manager.mark_miss([key for key in keys if key not in there])
             self._count(LOADED_BLOCKS, len(arrived))
             self._count(REUSED_TOKENS, self.blocks.tokens_of(map(bytes, arrived)))
         else:
@@ -261,7 +262,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Let every store end, then everything else."""
-        self._lookups.shutdown()
+        self._lookup_manager.shutdown()
         self._storing.shutdown(wait=True)
         self._loading.shutdown(wait=True)
         self.blocks.close()

@@ -89,7 +89,7 @@ class Site:
         transfer = None if fabric is None else transfer_config(fabric, **(tier or {}))
         handle = actor_on(node, engines.Engine).remote(str(self.model(family, seed)), transfer, options)
         running = Running(handle, self._ray)
-        running.counts() if fabric is not None else running.generate([[5] * 40], 1)
+        running.generate([[5] * 20], 1)  # less than a block: it leaves nothing
         return running
 
     def end(self, engine: Running) -> None:

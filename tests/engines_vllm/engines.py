@@ -18,13 +18,14 @@ class Engine(trial.Engine):
         """From here on every so-many-th block that is loaded fails; 0: none."""
         blocks = self.tier.blocks
         whole = type(blocks).load
-        seen = [0]
+        self.loaded = self.failed = 0
 
         def load(names: Any, rows: Any) -> Any:
             moved = whole(blocks, names, rows)
             for place in list(moved.done):
-                seen[0] += 1
-                if every and seen[0] % every == 0:
+                self.loaded += 1
+                if every and self.loaded % every == 0:
+                    self.failed += 1
                     rows[place][:] = 255  # what a torn transfer leaves behind
                     moved.done.remove(place)
                     moved.refused[place] = "transfer_failed"
@@ -32,10 +33,9 @@ class Engine(trial.Engine):
 
         blocks.load = load
 
-    def counts(self) -> dict[str, int]:
-        """What the tier told vLLM's metrics since it was last asked, labels joined."""
-        stats = self.tier.get_stats()
-        return {} if stats is None else {str(name): int(value) for name, value in stats.reduce().items()}
+    def counts(self) -> tuple[int, int]:
+        """Blocks that came from the fabric since loads were broken, and those of them that were made to fail."""
+        return self.loaded, self.failed
 
     def preemptions(self) -> int:
         """How often a request was preempted."""

@@ -58,16 +58,12 @@ def test_with_every_third_load_failing_tokens_stay_right(
     site: Site, second: Running, expected: list[list[int]]
 ) -> None:
     assert reused_by(site, second, PROMPTS, expected) == 6 * 192
-    second.counts()
     second.break_loads(3)
     second.forget()
     assert second.generate(PROMPTS) == expected, "what failed was computed"
     second.settle()
-    counted = second.counts()
-    failed = sum(value for name, value in counted.items() if "refused_blocks" in name and "transfer_failed" in name)
-    loaded = sum(value for name, value in counted.items() if "loaded_blocks" in name)
-    assert failed >= 6
-    assert loaded >= 6
+    loaded, failed = second.counts()
+    assert failed == loaded // 3 >= 6
     second.break_loads(0)
     assert reused_by(site, second, PROMPTS, expected) == 6 * 192
 
@@ -111,7 +107,7 @@ def test_another_cache_salt_finds_nothing(site: Site, second: Running, expected:
 def test_preempted_requests_come_back_with_the_right_tokens(site: Site, first: Running) -> None:
     many = [prompt(f"crowd {i}", 100) for i in range(8)]
     expected = site.alone("llama", many, tokens=100)
-    crowded = site.engine("llama", 1, FABRIC, num_gpu_blocks_override=26)
+    crowded = site.engine("llama", 1, FABRIC, num_gpu_blocks_override=26, max_model_len=256)
     crowded.count_preemptions()
     before = site.reused_tokens(FABRIC)
     assert crowded.generate(many, 100) == expected

@@ -150,6 +150,24 @@ def test_a_request_is_answered(endpoint: str) -> None:
         assert client.request(big, 5).payload == b"echo " + big
 
 
+def test_many_threads_may_look_whether_the_server_is_there(service: Service, unix: str) -> None:
+    with contextlib.closing(dial(unix)) as client:
+        wrong: list[BaseException] = []
+
+        def look() -> None:
+            try:
+                assert all(client.alive for _ in range(20_000))
+            except BaseException as error:  # noqa: BLE001 - told by the thread that looks for it
+                wrong.append(error)
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
 def test_an_async_client_pipelines_and_replies_may_overtake(service: Service, endpoint: str) -> None:
     async def main() -> list[bytes]:
         order: list[bytes] = []
