@@ -105,26 +105,33 @@ class Page:
 
 
 def run_command(command: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of one line."""
-    words = shlex.split(command)
-    if words[0] != "kvfabric" or set(words) & {"|", ">", "&&", ";"}:
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        ran = subprocess.run(
-            ["bash", "-c", command],
-            env=os.environ | {"PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-        )
-        return ran.returncode, ran.stdout, ran.stderr
+    """Exit status, output and errors of one line; of a pipe that begins with `kvfabric` the first part runs here, too."""
+    first, pipe, rest = command.partition(" | ")
+    if shlex.split(first)[0] != "kvfabric":
+        return in_bash(command, "")
     out, err = io.StringIO(), io.StringIO()
     status: Any = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main(words[1:])
+            main(shlex.split(first)[1:])
         except SystemExit as ended:
             status = ended.code or 0
-    return int(status), out.getvalue(), err.getvalue()
+    if status or not pipe:
+        return int(status), out.getvalue(), err.getvalue()
+    return in_bash(rest, out.getvalue())
+
+
+def in_bash(command: str, stdin: str) -> tuple[int, str, str]:
+    """The same of a line that is given some input."""
+    ran = subprocess.run(
+        ["bash", "-c", command],
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
 
 
 def settings(block: Block) -> str | None:
