@@ -1,20 +1,23 @@
-"""``kvfabric replay``: a public trace through the real core, in simulated time."""
+"""``kvfabric replay``: a public trace through the real core in simulated time, or through real actors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from .play import Replay, Result
+    from ...fabric.series import Sample
+    from .play import Plan, Result
     from .trace import Trace
 
 GIB = 1 << 30
 WRONG = 1
+GENERATED_REQUESTS = 4000
+CLUSTER_REQUESTS = 200
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +38,17 @@ def replay(
     checkpoint: Annotated[
         str, typer.Option(help="Which windows, tails and snapshots are kept: all, every:N, ends, branches.")
     ] = "branches",
-    requests: Annotated[int, typer.Option(min=1, help="How many requests to generate without a trace.")] = 4000,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Play so many requests of the trace at most, or generate so many. Default: all, 4000 where they are"
+            " generated; 200 with --cluster.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="On real actors, scaled down, every leased byte read and checked.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the generated trace.")] = 1,
     lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip lines that are no requests.")] = False,
     series: Annotated[Path | None, typer.Option(help="Write what happened over time, for `kvfabric report`.")] = None,
@@ -46,24 +59,26 @@ def replay(
 
     from ...policies.checkpoint import checkpoint_policy
     from ...policies.eviction import eviction_policy
-    from .machine import Setup
     from .models import layout_of, replay_model
-    from .play import WEIGHTS, Replay
+    from .play import Plan
     from .trace import working_set_blocks
 
     spec = replay_model(model)
-    policy = eviction_policy(eviction)
+    eviction_policy(eviction)
     checkpoint_policy(checkpoint)
+    most = requests or (CLUSTER_REQUESTS if cluster else None)
     with _progress("reading") as told:
-        found = _read(trace, lenient, told) if trace is not None else _generated(requests, seed)
+        found = _read(trace, lenient, told) if trace is not None else _generated(most or GENERATED_REQUESTS, seed)
+    if most is not None:
+        del found.requests[most:]
     mean_tokens = max(1, found.tokens // len(found.requests))
     layout = layout_of(spec, int(capacity_gib * GIB), checkpoint, mean_tokens, working_set_blocks(found) + 1)
     disk_bytes = None if disk_gib is None else int(disk_gib * GIB)
-    played = Replay(found, Setup(spec, nodes, layout, WEIGHTS, policy, disk_bytes), checkpoint)
+    plan = Plan(found, spec, nodes, layout, eviction, checkpoint, disk_bytes)
     with _progress("replaying", len(found.requests)) as told:
-        result = played.run(told)
+        result, samples = _on_cluster(plan, told) if cluster else _simulated(plan, told)
     if series is not None:
-        _save(series, played, result, spec.name)
+        _save(series, plan, result, samples, clock="real" if cluster else "simulated")
     if json:
         import json as codec
 
@@ -72,6 +87,23 @@ def replay(
         _print(found, result)
     if result.wrong_reads:
         raise typer.Exit(WRONG)
+
+
+def _simulated(plan: Plan, told: Callable[[int], None]) -> tuple[Result, list[Sample]]:
+    from ...fabric.series import merged
+    from ...policies.eviction import eviction_policy
+    from .machine import Setup
+    from .play import WEIGHTS, Replay
+
+    setup = Setup(plan.model, plan.nodes, plan.layout, WEIGHTS, eviction_policy(plan.eviction), plan.disk_bytes)
+    played = Replay(plan.trace, setup, plan.checkpoint)
+    return played.run(told), merged(played.series())
+
+
+def _on_cluster(plan: Plan, told: Callable[[int], None]) -> tuple[Result, list[Sample]]:
+    from .cluster import on_cluster
+
+    return on_cluster(plan, told)
 
 
 def _generated(requests: int, seed: int) -> Trace:
@@ -102,18 +134,17 @@ def _progress(what: str, total: int | None = None) -> Iterator[Callable[[int], N
         yield lambda done: bar.update(task, completed=done)
 
 
-def _save(path: Path, played: Replay, result: Result, model: str) -> None:
+def _save(
+    path: Path, plan: Plan, result: Result, samples: list[Sample], *, clock: Literal["simulated", "real"]
+) -> None:
     from ...fabric.kinds import FabricError
-    from ...fabric.series import merged
     from ..report.series import Series
 
-    facts: dict[str, Any] = {"trace": played.trace.name, "model": model, "nodes": len(played.setup.layout.pools)}
-    facts |= {"nodes": played.setup.nodes, "requests": result.requests, "wrong reads": result.wrong_reads}
-    samples = merged(played.series())
+    facts: dict[str, Any] = {"trace": plan.trace.name, "model": plan.model.name, "nodes": plan.nodes}
+    facts |= {"requests": result.requests, "wrong reads": result.wrong_reads}
+    title = f"Replay of {plan.trace.name}"
     try:
-        Series(
-            source="replay", clock="simulated", title=f"Replay of {played.trace.name}", facts=facts, samples=samples
-        ).save(path)
+        Series(source="replay", clock=clock, title=title, facts=facts, samples=samples).save(path)
     except OSError as error:
         raise FabricError(f"{path}: cannot be written: {error.strerror}") from None
 

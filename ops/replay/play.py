@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...fabric.arena import ArenaLayout
 from ...fabric.checkpoints import BranchBook, published, trail_of
 from ...fabric.kinds import ObjectKind, Reason
 from ...fabric.messages import (
@@ -23,7 +24,7 @@ from ...fabric.messages import (
 )
 from ...fabric.model import ModelSpec
 from ...fabric.passport import Abi, AbiPassport
-from ...fabric.series import Sample, added
+from ...fabric.series import Occupancy, Sample, added
 from ...policies.checkpoint import checkpoint_policy
 from .machine import Setup, SimulatedFabric
 from .models import Digests
@@ -52,6 +53,19 @@ class Result:
     wall_s: float
     skipped_lines: int = 0
     stores_refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is played on what. ``disk_bytes``: of each node; None for no disk."""
+
+    trace: Trace
+    model: ModelSpec
+    nodes: int
+    layout: ArenaLayout
+    eviction: str
+    checkpoint: str
+    disk_bytes: int | None
 
 
 @dataclass(slots=True)
@@ -171,7 +185,7 @@ class Replay:
             usable_hit_tokens=total.usable_hit_tokens,
             effective_hit_tokens=total.effective_hit_tokens,
             by_cause={reason: tokens for reason, tokens in lost.items() if tokens},
-            by_kind=self._by_kind(total),
+            by_kind=by_kind(self.model, total.lost_by_kind, total.occupancy_bytes, self.forgotten_tokens),
             bytes_moved=total.moved_bytes,
             restores=total.restores,
             evictions=total.evictions,
@@ -181,17 +195,20 @@ class Replay:
             stores_refused=self.stores_refused,
         )
 
-    def _by_kind(self, total: Sample) -> dict[str, dict[str, int]]:
-        """By kind: tokens lost for want of it (history where nobody holds anything any more), bytes held at the end."""
-        lost = Counter(total.lost_by_kind)
-        lost[ObjectKind.COMPRESSED_HISTORY] += self.forgotten_tokens
-        kinds = {group.kind for group in self.model.groups}
-        return {
-            kind.value: {"lost_tokens": lost[kind], "held_bytes": sum(total.occupancy_bytes.get(kind, {}).values())}
-            for kind in ObjectKind
-            if kind in kinds or lost[kind]
-        }
-
     def series(self) -> list[list[Sample]]:
         """Every holder's samples over simulated time."""
         return [node.core.series() for node in self.fabric.nodes.values()]
+
+
+def by_kind(
+    model: ModelSpec, lost_by_kind: Mapping[ObjectKind, int], occupancy: Occupancy, forgotten_tokens: int
+) -> dict[str, dict[str, int]]:
+    """By kind: tokens lost for want of it (history where nobody holds anything any more), bytes held at the end."""
+    lost = Counter(lost_by_kind)
+    lost[ObjectKind.COMPRESSED_HISTORY] += forgotten_tokens
+    kinds = {group.kind for group in model.groups}
+    return {
+        kind.value: {"lost_tokens": lost[kind], "held_bytes": sum(occupancy.get(kind, {}).values())}
+        for kind in ObjectKind
+        if kind in kinds or lost[kind]
+    }
