@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -22,6 +22,11 @@ class Claim:
     pools: tuple[tuple[int, int], ...]
     starts: Slots
     slots: Slots
+    counts: list[int] = field(init=False, compare=False)
+    """How many slots of each pool."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", np.diff(self.starts, append=len(self.slots)).tolist())
 
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int, Slots]]) -> Claim:

@@ -372,7 +372,8 @@ class Lives(Holdings):
                 self.pin(self._owner(slot))
             return
         pins = self.pins[slots]
-        for pool, idle in zip(claim.pools, count_runs(pins == 0, claim.starts), strict=True):
+        counts = count_runs(pins == 0, claim.starts) if pins.any() else claim.counts
+        for pool, idle in zip(claim.pools, counts, strict=True):
             self.pools[pool].evictable -= idle
         self.pins[slots] = pins + 1
 
@@ -387,10 +388,13 @@ class Lives(Holdings):
             return
         pins = self.pins[slots] - 1
         self.pins[slots] = pins
-        idle = pins == 0
-        if not idle.any():
-            return
-        for pool, count in zip(claim.pools, count_runs(idle, claim.starts), strict=True):
+        counts = claim.counts
+        if pins.any():
+            idle = pins == 0
+            if not idle.any():
+                return
+            counts = count_runs(idle, claim.starts)
+        for pool, count in zip(claim.pools, counts, strict=True):
             self.pools[pool].evictable += count
         self.room_gained += 1
 
