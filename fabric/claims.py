@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class Claim:
     """How many slots of each pool."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "counts", np.diff(self.starts, append=len(self.slots)).tolist())
+        object.__setattr__(self, "counts", [b - a for a, b in pairwise([*self.starts.tolist(), len(self.slots)])])
 
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int, Slots]]) -> Claim:
