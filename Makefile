@@ -42,10 +42,9 @@ test-engines:
 check: install
 	@PYTHON=$(VENV)/bin/python scripts/check
 
-# NO_MKDOCS_2_WARNING: the theme would tell of its own future on each build.
 docs:
 	@scripts/install docs
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet --clean && echo "site/index.html"
+	@PYTHON=$(VENV)/bin/python scripts/site && echo "site/index.html"
 
 format: install
 	@$(VENV)/bin/ruff check --quiet --fix . ; $(VENV)/bin/ruff format .
