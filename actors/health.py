@@ -6,13 +6,14 @@ import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..fabric.history import chain_of, history_of
 from ..fabric.holder import HolderCore
-from ..fabric.invariants import INVARIANTS
+from ..fabric.invariants import Violation
 from ..transport.memfd import memory_available_bytes
 
 PACKAGES = ("kvfabric", "ray", "nixl", "nixl-cu12", "torch", "numpy", "msgpack", "pydantic")
@@ -40,10 +41,9 @@ def leases_of(core: HolderCore) -> list[dict[str, Any]]:
 
 
 def health_of(
-    core: HolderCore, link_problems: dict[str, str], disk: dict[str, Any] | None, passed_over: tuple[str, ...] = ()
+    core: HolderCore, found: Sequence[Violation], link_problems: dict[str, str], disk: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Facts about a holder's process, its node and its books; the invariants are checked as it stands."""
-    found = [violation for invariant in INVARIANTS for violation in invariant(core)]
+    """Facts about a holder's process, its node and its books; ``found``: what of the invariants does not hold."""
     return {
         "incarnation": core.ctx.incarnation,
         "violations": [f"{v.invariant}: {v.detail}" for v in found[:VIOLATIONS_TOLD_MAX]],
@@ -55,7 +55,6 @@ def health_of(
         "quarantined_bytes": sum(core.ctx.books.quarantined_bytes.values()),
         "link_problems": link_problems,
         "disk": disk,
-        "settings_passed_over": passed_over,
         **process_facts(),
     }
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,7 @@ from ..fabric.effects import (
     WriteExtent,
 )
 from ..fabric.holder import HolderCore
+from ..fabric.invariants import INVARIANTS
 from ..fabric.kinds import FabricError, Reason, SpecError
 from ..fabric.messages import (
     Done,
@@ -52,11 +53,14 @@ from ..fabric.messages import (
     GrantUntil,
     Members,
     Purge,
+    Purged,
     Regions,
     RegionsRequest,
     SeriesReply,
     SeriesRequest,
     ShardMap,
+    StatusReply,
+    StatusRequest,
 )
 from ..fabric.metrics import collect
 from ..fabric.series import dumped
@@ -194,6 +198,7 @@ class Holder(MemoryService):
         self._closing = False
         self.notices.spec = spec.notices
         self._sessions = set()
+        self._purging: dict[Purge, asyncio.Task[Purged]] = {}
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -379,7 +384,39 @@ class Holder(MemoryService):
 
     # --- what this process answers itself ------------------------------------------------------
 
-    def own_request(self, client: str, record: Any) -> Reply | None:
+    async def _purge(self, record: Purge) -> bytes:
+        """A pass, in slices between which requests come. Who asks again while it is under way waits for its end."""
+        key = replace(record, request="")
+        under_way = self._purging.get(key)
+        if under_way is None:
+            under_way = self._purging[key] = asyncio.get_running_loop().create_task(self._pass_of(record))
+            self._tasks.add(under_way)
+            under_way.add_done_callback(self._tasks.discard)
+            under_way.add_done_callback(lambda _: self._purging.pop(key, None))
+        return wire.encode(replace(await asyncio.shield(under_way), request=record.request))
+
+    async def _pass_of(self, record: Purge) -> Purged:
+        work, purged = self.core.purges.purge(record), None
+        while purged is None:
+            self.steps += 1
+            purged, effects = self.core.go_on_purging(work, self.clock.now())
+            self._carry_out(effects)
+            await asyncio.sleep(0)
+        return purged
+
+    async def _health(self, record: StatusRequest) -> bytes:
+        """What ``kvfabric doctor`` judges; requests come between one invariant and the next."""
+        found = []
+        for invariant in INVARIANTS:
+            found += invariant(self.core)
+            await asyncio.sleep(0)
+        disk = None if self.disk is None else self.disk.status()
+        facts = health_of(self.core, found, dict(self.transfers.problems), disk)
+        return wire.encode(
+            StatusReply(record.request, json.dumps(facts | {"settings_passed_over": self.spec.passed_over}))
+        )
+
+    def own_request(self, client: str, record: Any) -> Reply | Awaitable[Reply] | None:
         match record:
             case SeriesRequest():
                 return wire.encode(SeriesReply(record.request, dumped(self.core.series())))
@@ -387,9 +424,9 @@ class Holder(MemoryService):
                 regions = self.transfers.regions()
                 return wire.encode(Regions(record.request, self.address, self.incarnation, regions))
             case Purge() if client == SUPERVISOR:
-                purged, effects = self.core.purge(record, self.clock.now())
-                self._carry_out(effects)
-                return wire.encode(purged)
+                return self._purge(record)
+            case StatusRequest(of="health"):
+                return self._health(record)
         return super().own_request(client, record)
 
     # --- rehearsals ----------------------------------------------------------------------------
@@ -445,10 +482,6 @@ class Holder(MemoryService):
                 return json.dumps(history_told(self.core, of.removeprefix("history:")))
             case "worth":
                 return json.dumps(self.core.drain.worth_of_all())
-            case "health":
-                problems = dict(self.transfers.problems)
-                disk = None if self.disk is None else self.disk.status()
-                return json.dumps(health_of(self.core, problems, disk, self.spec.passed_over))
         return super().status_of(of)
 
     def status(self) -> str:

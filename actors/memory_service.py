@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class MemoryService(Service):
     _sessions: set[str]
     """Clients that mapped the memory and are still there."""
 
-    def own_request(self, client: str, record: Any) -> Reply | None:
+    def own_request(self, client: str, record: Any) -> Reply | Awaitable[Reply] | None:
         match record:
             case ArenaRequest():
                 self._maps_memory(client)

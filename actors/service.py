@@ -188,7 +188,7 @@ class Service:
         """What is asked of this process, as one JSON value; ``null`` for what it knows nothing of."""
         return "null" if of else self.status()
 
-    def own_request(self, client: str, record: Any) -> Reply | None:
+    def own_request(self, client: str, record: Any) -> Reply | Awaitable[Reply] | None:
         """Answer a request that is this process's and not the core's; None if it is the core's."""
         if isinstance(record, StatusRequest):
             return wire.encode(StatusReply(record.request, self.status_of(record.of)))
@@ -343,7 +343,7 @@ class Service:
         self._peers[conn.connection_id] = hello.sender
         return wire.encode(Done("", None, ""))
 
-    def _from_peer(self, peer: str, record: Any) -> Reply:
+    def _from_peer(self, peer: str, record: Any) -> Reply | Awaitable[Reply]:
         if peer in self.mesh.unreachable:
             raise FabricError(f"{self.address} hears nothing from {peer}")
         if is_supervisor_message(record) and peer != SUPERVISOR:

@@ -81,7 +81,6 @@ from .messages import (
     PinEnded,
     PinReply,
     PinRequest,
-    Purge,
     Purged,
     Release,
     Renew,
@@ -106,7 +105,7 @@ from .offers import Planning
 from .parts import PartDesk
 from .pins import PinDesk
 from .placing import Placer
-from .purge import PurgeDesk
+from .purge import Pass, PurgeDesk
 from .restores import PATIENCE_S
 from .room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
 from .sampling import Sampler
@@ -280,10 +279,14 @@ class HolderCore:
             case ExtentScrubbed():
                 self.disk_scrubber.scrubbed(event)
 
-    def purge(self, message: Purge, now: float) -> tuple[Purged, list[Effect]]:
-        """One pass of a purge or quarantine: what it did, and what is to be done about it."""
+    def go_on_purging(self, work: Pass, now: float) -> tuple[Purged | None, list[Effect]]:
+        """A slice of a pass that ``purges.purge`` began: what the pass did once it is over, and what is to be done."""
         self.ctx.now = max(now, self.ctx.now)
-        purged = self.purges.purge(message)
+        purged = None
+        try:
+            next(work)
+        except StopIteration as over:
+            purged = over.value
         return purged, self._settle()
 
     @property

@@ -10,6 +10,7 @@ believes in its lease is never wrong about the bytes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from .arena import STAMP_FIELDS, Arena, SlotState
 from .books import Books
-from .kinds import Reason
+from .kinds import ObjectKind, Reason
 from .messages import LeaseGrant, LeasePart
 from .series import Histogram
 from .validation import Proof
@@ -68,6 +69,8 @@ class LeaseBook:
         self.fence = 0
         self.life = Histogram()
         """How long leases that ended had lived."""
+        self.life_by_kind: defaultdict[ObjectKind, Histogram] = defaultdict(Histogram)
+        """The same of the leases that covered state of each kind."""
 
     def grant(
         self,
@@ -125,7 +128,10 @@ class LeaseBook:
         """Give the pins back; None if the lease ended before."""
         record = self.live.pop(lease, None)
         if record is not None:
-            self.life.add(now - record.granted_s)
+            age_s, groups = now - record.granted_s, self._books.model.groups
+            self.life.add(age_s)
+            for kind in {groups[run.group].kind for run in record.proof.runs}:
+                self.life_by_kind[kind].add(age_s)
             self._books.admission.leased(record.tenant, -1)
             if record.watch is not None:
                 record.watch.cancel()

@@ -95,7 +95,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("kvfabric_swap_in_seconds", _H, ("kind",), "How long reading an object from a tier took"),
     Family("kvfabric_restore_wait_seconds", _H, ("kind",), "How long acquires stood in line to restore"),
     Family("kvfabric_recovery_seconds", _H, (), "How long acquires took that had to restore"),
-    Family("kvfabric_lease_age_seconds", _H, (), "How long leases that ended had lived"),
+    Family(
+        "kvfabric_lease_age_seconds",
+        _H,
+        ("kind",),
+        "How long leases that ended, and covered state of this kind, had lived",
+    ),
 )
 FAMILY_OF: Mapping[str, Family] = {family.name: family for family in FAMILIES}
 
@@ -191,12 +196,12 @@ def _histograms(core: HolderCore) -> Iterator[Point]:
         "kvfabric_tail_length_tokens": tally.tail_tokens,
         "kvfabric_swap_in_seconds": tally.swap_in_s,
         "kvfabric_restore_wait_seconds": tally.restore_wait_s,
+        "kvfabric_lease_age_seconds": core.ctx.leases.life_by_kind,
     }
     for name, histograms in by_kind.items():
         for kind, histogram in histograms.items():
             yield Point(name, (str(kind),), histogram)
     yield Point("kvfabric_recovery_seconds", (), core.ctx.recovery)
-    yield Point("kvfabric_lease_age_seconds", (), core.ctx.leases.life)
 
 
 def exported_series(families: Iterable[Family] = FAMILIES) -> list[tuple[str, Type, tuple[str, ...]]]:

@@ -7,7 +7,8 @@ holds or a transfer still fills goes when that ends: ``left`` counts it, and who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeVar
 
 from .arena import Memory, SlotState
 from .context import HolderContext
@@ -21,6 +22,10 @@ from .stores import StoreDesk
 from .tally import AuditOutcome
 
 Release = Callable[[int], None]
+Pass = Generator[None, None, Purged]
+"""A pass over all that a holder has, in slices: whoever drives it lets requests in between."""
+T = TypeVar("T")
+SLICE_OBJECTS = 256
 
 
 class PurgeDesk:
@@ -34,37 +39,56 @@ class PurgeDesk:
 
     # --- purge ---------------------------------------------------------------------------------
 
-    def purge(self, message: Purge) -> Purged:
-        """One pass; the next one says whether anything is left."""
+    def purge(self, message: Purge) -> Pass:
+        """One pass, a slice a step; the next pass says whether anything is left.
+
+        What a slice comes to is invisible from then on, and is overwritten in the same slice where nothing pins it.
+        """
         if message.quarantine:
-            return self._bar(message)
+            return (yield from self._bar(message))
         matches = _matcher(message)
         self.stores.supersede(matches)
-        leases = self._end_leases(matches)
-        found = [obj for obj in self._visible() if matches(obj)]
-        slots = [slot for obj in found for slot in (obj.slot, obj.below) if slot >= 0]
-        nbytes = sum(obj.length for obj in found)
-        for obj in found:
-            self.ctx.books.retire(obj)
+        objects = nbytes = 0
+        pinned: list[int] = []
+        for found in self._slices(matches):
+            slots = [slot for obj in found for slot in (obj.slot, obj.below) if slot >= 0]
+            objects, nbytes = objects + len(found), nbytes + sum(obj.length for obj in found)
+            for obj in found:
+                self.ctx.books.retire(obj)
+            self.disk.forget_dropped()
+            pinned += self._zero(slots)
+            yield
+        leases = 0
+        for ended in self._end_leases(matches):
+            leases += ended
+            yield
         extents = self._delete_extents(message, matches)
         self.disk.forget_dropped()
-        self._zero(slots)
-        left = sum(matches(obj) for obj in self.ctx.books.owner if obj is not None)
-        left += sum(matches(obj) for obj in self._visible() if obj.slot < 0)
-        return Purged(message.request, self.ctx.config.holder, len(found), nbytes, extents, leases, left)
+        for held in _sliced(pinned):
+            self._zero(held)
+            yield
+        left = 0
+        for owned in _sliced(list(self.ctx.books.owner)):
+            left += sum(matches(obj) for obj in owned if obj is not None)
+            yield
+        for found in self._slices(matches):
+            left += sum(obj.slot < 0 for obj in found)
+            yield
+        return Purged(message.request, self.ctx.config.holder, objects, nbytes, extents, leases, left)
 
-    def _visible(self) -> Iterator[Obj]:
+    def _slices(self, matches: Callable[[Obj], bool]) -> Iterator[list[Obj]]:
+        """What is visible as this begins, and still is and matches as its slice comes."""
         for table in self.ctx.books.table.values():
-            yield from table.values()
+            for some in _sliced(list(table.values())):
+                yield [obj for obj in some if obj.visible and matches(obj)]
 
-    def _end_leases(self, matches: Callable[[Obj], bool]) -> int:
-        """End what is leased of it, but for graphs: those may replay at any time."""
-        ended = 0
+    def _end_leases(self, matches: Callable[[Obj], bool]) -> Iterator[int]:
+        """End what is leased of it, but for graphs: those may replay at any time. After each lease, how many were."""
         for record in list(self.ctx.leases.live.values()):
-            if not record.graph and any(matches(obj) for obj in self._leased(record)):
+            ends = not record.graph and any(matches(obj) for obj in self._leased(record))
+            if ends:
                 self._release(record.lease)
-                ended += 1
-        return ended
+            yield int(ends)
 
     def _leased(self, record: LeaseRecord) -> Iterator[Obj]:
         owner = self.ctx.books.owner
@@ -86,29 +110,36 @@ class PurgeDesk:
         self.disk.lose_everywhere(doomed)
         return len(doomed)
 
-    def _zero(self, slots: list[int]) -> None:
-        """Overwrite what is free now, where it lies in host memory."""
-        arena, owner = self.ctx.arena, self.ctx.books.owner
+    def _zero(self, slots: Sequence[int]) -> list[int]:
+        """Overwrite what is free now, where it lies in host memory; the slots that something still holds."""
+        arena, owner, host, free = self.ctx.arena, self.ctx.books.owner, Memory.HOST, int(SlotState.FREE)
+        held = []
         for slot in slots:
-            if (
-                arena.layout.memory_of(slot) is Memory.HOST
-                and arena.states[slot] == SlotState.FREE
-                and owner[slot] is None
-            ):
+            if arena.layout.memory_of(slot) is not host:
+                continue
+            if arena.states[slot] == free and owner[slot] is None:
                 arena.payload(slot)[:] = 0
+            else:
+                held.append(slot)
+        return held
 
     # --- quarantine and audits -----------------------------------------------------------------
 
-    def _bar(self, message: Purge) -> Purged:
+    def _bar(self, message: Purge) -> Pass:
         """Never serve it again: acquires are cut with ``quarantined`` until it is stored anew."""
         matches = _matcher(message)
-        found = [obj for obj in self._visible() if matches(obj) and obj.bad is not Reason.QUARANTINED]
-        leases = self._end_leases(matches)
-        for obj in found:
-            self.ctx.books.bar(obj, Reason.QUARANTINED)
-        self.disk.forget_dropped()
-        nbytes = sum(obj.length for obj in found)
-        return Purged(message.request, self.ctx.config.holder, len(found), nbytes, 0, leases, 0)
+        objects = nbytes = leases = 0
+        for found in self._slices(matches):
+            fresh = [obj for obj in found if obj.bad is not Reason.QUARANTINED]
+            objects, nbytes = objects + len(fresh), nbytes + sum(obj.length for obj in fresh)
+            for obj in fresh:
+                self.ctx.books.bar(obj, Reason.QUARANTINED)
+            self.disk.forget_dropped()
+            yield
+        for ended in self._end_leases(matches):
+            leases += ended
+            yield
+        return Purged(message.request, self.ctx.config.holder, objects, nbytes, 0, leases, 0)
 
     def audited(self, client: str, message: Audited) -> None:
         """Count it; a mismatch bars what was leased, here and at once. Other holders' copies are the supervisor's to bar."""
@@ -136,3 +167,8 @@ def _matcher(message: Purge) -> Callable[[Obj], bool]:
         )
 
     return matches
+
+
+def _sliced(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for begin in range(0, len(items), SLICE_OBJECTS):
+        yield items[begin : begin + SLICE_OBJECTS]

@@ -100,7 +100,7 @@ def _state() -> list[Panel]:
             "short",
             (
                 (level("kvfabric_live_leases", "holder"), "{{holder}}"),
-                (quantile("kvfabric_lease_age_seconds", 0.99, by=""), "p99 age in seconds"),
+                (quantile("kvfabric_lease_age_seconds", 0.99), "p99 age in seconds, {{kind}}"),
             ),
         ),
         Panel("Quarantined bytes", "bytes", ((level("kvfabric_quarantined_bytes", "kind"), "{{kind}}"),)),

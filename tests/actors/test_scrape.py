@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 import urllib.request
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvfabric import Fabric, Session
+from kvfabric.actors.metrics import MetricsExport
+from kvfabric.fabric.kinds import ObjectKind, Reason, Status
+from kvfabric.fabric.metrics import FAMILY_OF, Point, Type, buckets
+from kvfabric.fabric.series import Histogram
 
+from ..fabric.everything import cores_by_hand, cores_of_the_cases, summed
 from . import stories
 
 SETTLED_S = 4.0
@@ -74,6 +81,56 @@ def test_a_lease_is_counted_and_its_series_scraped(fabric: Fabric, session: Sess
         ("hash", "usable", "granted", "reused"), 64.0
     )
     assert grew(seen, "asked") == 140.0
-    assert seen["kvfabric_lease_age_seconds_bucket", "default", here, "le=+Inf"] >= 1
-    assert seen["kvfabric_lease_age_seconds_count", "default", here] >= 1
+    window = "kind=sliding_window"
+    assert seen["kvfabric_lease_age_seconds_bucket", "default", here, window, "le=+Inf"] >= 1
+    assert seen["kvfabric_lease_age_seconds_count", "default", here, window] >= 1
     assert ("kvfabric_held_bytes", "default", here, "kind=sliding_window", "tier=G2") in seen
+
+
+IN_A_LABEL = ("kind", "reason", "layer", "status")
+"""Labels whose words are closed vocabularies."""
+
+
+def words_of(series: Iterable[tuple[str, ...]]) -> dict[str, set[str]]:
+    """By such a label, the words that some series bears."""
+    found: dict[str, set[str]] = {label: set() for label in IN_A_LABEL}
+    for _, _, _, *labels in series:
+        for label, _, word in (pair.partition("=") for pair in labels):
+            if label in found:
+                found[label].add(word)
+    return found
+
+
+def told(points: Iterable[Point]) -> dict[tuple[str, ...], float]:
+    """The same points as a scrape shows them."""
+    found: dict[tuple[str, ...], float] = {}
+    for point in points:
+        family = FAMILY_OF[point.name]
+        pairs = [f"{name}={word}" for name, word in zip(family.labels, point.labels, strict=True)]
+        if isinstance(point.value, Histogram):
+            for le, count in buckets(point.value):
+                found[(f"{point.name}_bucket", *sorted([*pairs, f"le={le}"]))] = count
+            found[(f"{point.name}_count", *sorted(pairs))] = sum(point.value.counts)
+        elif point.value or family.type is not Type.COUNTER:  # a counter is told of once it grew
+            found[(point.name, *sorted(pairs))] = point.value
+    return found
+
+
+def test_every_kind_and_reason_that_there_is_is_read_from_the_scraped_endpoint(fabric: Fabric, ray: Any) -> None:
+    """Caused once each by holders' cores, exported as a holder exports, served by Ray's agent."""
+    points = summed([*cores_of_the_cases(), *cores_by_hand()])
+    MetricsExport("everything", "cases").flush(points)
+    expected = told(points)
+
+    def mine() -> dict[tuple[str, ...], float]:
+        found = scraped(ray)
+        return {(s[0], *s[3:]): value for s, value in found.items() if s[1:3] == ("everything", "cases")}
+
+    seen = stories.eventually(mine, lambda found: found.keys() >= expected.keys(), WITHIN_S)
+    assert {series: seen[series] for series in expected} == pytest.approx(expected)
+    words = words_of((name, "", "", *labels) for name, *labels in seen)
+    assert words["reason"] - {""} == {str(reason) for reason in Reason}
+    assert words["kind"] == {str(kind) for kind in ObjectKind}
+    assert words["status"] == {str(status) for status in Status}
+    cut = {label for name, *labels in seen for label in labels if name == "kvfabric_cut_requests_total"}
+    assert {f"kind={kind}" for kind in ObjectKind} <= cut

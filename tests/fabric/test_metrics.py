@@ -6,12 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvfabric.fabric.effects import Received
-from kvfabric.fabric.holder import HolderCore
 from kvfabric.fabric.kinds import LAYER_OF, Layer, ObjectKind, Reason, Status
 from kvfabric.fabric.messages import (
     EventsSeen,
@@ -19,18 +17,15 @@ from kvfabric.fabric.messages import (
     Park,
     Release,
     Renew,
-    SetMode,
     StoreAbort,
     StoreBegin,
     StoreItem,
     StoreQuiet,
 )
 from kvfabric.fabric.metrics import COMMON_LABELS, FAMILIES, FAMILY_OF, STAGES, Point, Type, buckets, collect
-from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.series import Histogram
-from kvfabric.ops.scenario import pure
-from kvfabric.ops.scenario.run import run_files
 
+from .everything import BOUNDS, BY_HAND, MODEL, PROMPT, cores_of_the_cases, holder, summed
 from .one_holder import ABI, OneHolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,22 +36,11 @@ Found = dict[str, Counter[tuple[str, ...]]]
 
 @pytest.fixture(scope="module")
 def counted() -> Found:
-    """Every scenario case of this repository, run on the pure core: what its holders count, by family and labels."""
-    cores: list[HolderCore] = []
-
-    class Watched(HolderCore):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            cores.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pure, "HolderCore", Watched)
-        assert run_files(CASES).status == 0
+    """What the holders of every scenario case count, by family and labels."""
     found: Found = {family.name: Counter() for family in FAMILIES}
-    for core in cores:
-        for point in collect(core):
-            value = sum(point.value.counts) if isinstance(point.value, Histogram) else point.value
-            found[point.name][point.labels] += int(value)
+    for point in summed(cores_of_the_cases()):
+        value = sum(point.value.counts) if isinstance(point.value, Histogram) else point.value
+        found[point.name][point.labels] += int(value)
     return found
 
 
@@ -134,39 +118,16 @@ def test_requests_of_clients_that_are_refused_are_counted(counted: Found) -> Non
 
 # --- what no scenario brings about ----------------------------------------------------------------
 
-MODEL = ModelSpec.model_validate(
-    {"groups": [{"name": "kv", "kind": "compressed_history", "block_tokens": 16, "block_bytes": 64}]}
-)
-PROMPT = range(70)
-
 
 def of(one: OneHolder, name: str) -> dict[tuple[str, ...], float | Histogram]:
     return {point.labels: point.value for point in collect(one.core) if point.name == name}
-
-
-def holder(**config: Any) -> OneHolder:
-    one = OneHolder(MODEL, **config)
-    assert one.store(PROMPT).refused is None
-    return one
-
-
-def mode(one: OneHolder, *, draining: bool = False, bypassed: bool = False) -> None:
-    one.handle(Received("supervisor", SetMode(draining, bypassed, 1)))
 
 
 def cut(reason: Reason) -> tuple[str, str, str]:
     return str(LAYER_OF[reason]), "compressed_history", str(reason)
 
 
-@pytest.mark.parametrize(
-    ("reason", "make"),
-    [
-        (Reason.DRAINING, lambda one: mode(one, draining=True)),
-        (Reason.BYPASSED, lambda one: mode(one, bypassed=True)),
-        (Reason.NOT_GRANTING, lambda one: setattr(one.core.ctx, "grants_until_s", 0.0)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("reason", "make"), BY_HAND.items(), ids=str)
 def test_what_a_holder_refuses_to_everyone_is_counted(reason: Reason, make: Callable[[OneHolder], None]) -> None:
     one = holder()
     one.acquire(PROMPT)
@@ -177,9 +138,7 @@ def test_what_a_holder_refuses_to_everyone_is_counted(reason: Reason, make: Call
     assert of(one, "kvfabric_cut_tokens_total") == {cut(reason): 64}
 
 
-@pytest.mark.parametrize(
-    ("reason", "config"), [(Reason.QUOTA, {"acquires_max": 0}), (Reason.DEADLINE_EXCEEDED, {"rounds_max": 0})], ids=str
-)
+@pytest.mark.parametrize(("reason", "config"), BOUNDS.items(), ids=str)
 def test_what_a_bound_refuses_is_counted(reason: Reason, config: dict[str, int]) -> None:
     one = holder(**config)
     answer = one.acquire(PROMPT, graph=True)  # what is at hand is granted without a plan, and so within any bound
@@ -241,7 +200,7 @@ def test_the_directory_is_stale_from_the_first_change_it_has_not_seen() -> None:
 
 def test_histograms_by_kind_fill(counted: Found) -> None:
     assert counted["kvfabric_tail_length_tokens"]["uncompressed_tail",] > 0
-    assert counted["kvfabric_lease_age_seconds"][()] > 0
+    assert set(counted["kvfabric_lease_age_seconds"]) == {(str(kind),) for kind in ObjectKind} - {("disk_prefix",)}
     assert sum(counted["kvfabric_swap_in_seconds"].values()) > 0
 
 

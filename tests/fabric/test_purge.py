@@ -31,8 +31,10 @@ def holders() -> Holders:
 
 def purge(cluster: Holders, name: str, **what: object) -> Purged:
     fields: dict[str, object] = {"tenant": None, "namespace": b"", "keys": (), "quarantine": False, **what}
-    purged, effects = cluster.cores[name].purge(Purge("p", **fields), cluster.now)  # type: ignore[arg-type]
-    cluster._carry_out(name, effects)
+    work, purged = cluster.cores[name].purges.purge(Purge("p", **fields)), None  # type: ignore[arg-type]
+    while purged is None:
+        purged, effects = cluster.cores[name].go_on_purging(work, cluster.now)
+        cluster._carry_out(name, effects)
     cluster.run()
     return purged
 
@@ -62,6 +64,31 @@ def test_a_purged_chain_is_gone_from_memory_of_every_holder_and_its_bytes_are_ov
     assert answer is not None
     assert answer.tokens == 0
     assert cluster.granted("n0", OTHER).tokens == 64  # nothing else was touched
+
+
+def test_requests_are_served_between_the_slices_of_a_purge_and_nothing_granted_then_outlasts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvfabric.fabric.purge.SLICE_OBJECTS", 1)
+    one = OneHolder(MODEL)
+    one.store(range(70))
+    one.store(range(1000, 1064), seed=1)
+    keys = one.keys(range(70))
+    chains = tuple((unit, keys.keys(unit)) for unit in MODEL.units_tokens)
+    work = one.core.purges.purge(Purge("p", None, keys.namespace.digest(), chains, False))
+    purged, slices, granted = None, 0, []
+    while purged is None:
+        answer = one.acquire(range(70))
+        granted += [answer.grant] if answer.grant is not None else []
+        assert one.acquire(range(1000, 1065)).grant is not None
+        purged, effects = one.core.go_on_purging(work, one.now)
+        one._carry_out(effects)
+        slices += 1
+    assert slices > 8
+    assert granted, "before the first slice it was all there"
+    assert (purged.left, purged.leases) == (0, len(granted))
+    assert one.core.ctx.leases.live.keys().isdisjoint({grant.lease for grant in granted})
+    assert check(one.core) == []
 
 
 def test_a_purge_by_tenant_leaves_other_tenants_alone_and_deletes_every_extent_that_bore_its_bytes() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvfabric.actors.health import health_of, process_facts
+from kvfabric.fabric.invariants import check
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.ops.doctor.checks import CHECKS, Level, diagnose
 
@@ -26,7 +27,7 @@ def healthy() -> dict[str, Any]:
     one.store(range(70))
     one.granted(range(70))
     disk = {"state": "ok", "reason": None, "detail": "", "path": "/nvme"}
-    health = health_of(one.core, {}, disk) | {"niceness": 0, "grants_left_s": 9.5, "staleness_s": 0.0}
+    health = health_of(one.core, check(one.core), {}, disk) | {"niceness": 0, "grants_left_s": 9.5, "staleness_s": 0.0}
     health["environment"] = {"UCX_MODULES": "^ib"}
     roomy = {"memory_available_bytes": 8 << 30, "shm_free_bytes": 1 << 30, "shm_bytes": 2 << 30}
     status = {
@@ -52,7 +53,7 @@ def broken_books() -> dict[str, Any]:
     pool = next(iter(one.core.ctx.books.pools.values()))
     pool.free.append(next(slot for slot, obj in enumerate(one.core.ctx.books.owner) if obj is not None))
     facts = healthy()
-    told = health_of(one.core, {}, None)
+    told = health_of(one.core, check(one.core), {}, None)
     facts["health"][HOLDER] |= {k: told[k] for k in ("violations", "violations_count")}
     return facts
 
