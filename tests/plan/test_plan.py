@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvfabric.fabric.budget import bytes_per_token
 from kvfabric.fabric.kinds import SpecError
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.presets import preset
@@ -111,6 +112,12 @@ def test_whatever_is_scarcest_decides_how_many_nodes() -> None:
     slow_link = planned("full_attention", unrouted, Node(transfer_bytes_per_s=100 * MIB))
     # Memory alone wants 2. Of n nodes (n - 1) / n of 1 GiB/s is fetched: 10 nodes fetch 921.6 MiB/s, 9 would fetch 910.2 with 900.
     assert slow_link.nodes == 10
+
+
+@pytest.mark.parametrize("name", ["full_attention", "gpt_oss_120b", "deepseek_v3_2"])
+def test_the_working_set_is_what_a_fabric_sets_aside_for_it(name: str) -> None:
+    found = planned(name, Workload(tokens=8192, qps=1.0, reuse_s=1.0, hit_share=0.0))
+    assert found.working_set_bytes == 8192 * bytes_per_token(preset(name), checkpoint="all")
 
 
 def test_memory_counts_whole_pages_of_slots() -> None:

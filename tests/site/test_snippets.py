@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kvfabric.actors.spec import FabricSpec
 from kvfabric.ops.cli import build
 
 from .snippets import Block, agrees, blocks
@@ -33,6 +35,8 @@ NOT_RUN = {
     "installs packages; CI runs them": 1,
     "starts Ray; the tests have a cluster": 1,
 }
+
+QUICK_GROUP = {"name": "kv", "kind": "compressed_history", "block_tokens": 16}
 
 CONTROLS = """
 ```python
@@ -164,6 +168,18 @@ def test_commands_are_parted_from_their_output() -> None:
 def test_dots_stand_for_anything_and_nothing_else_does() -> None:
     assert agrees("a ... d", "a b\n  c d\n")
     assert not agrees("a ... d", "a b c\n")
+
+
+def test_the_configuration_of_vllm_names_a_tier_and_fields_that_it_has() -> None:
+    (block,) = (block for block in BLOCKS if block.language == "json")
+    (tier,) = json.loads(block.body)["kv_connector_extra_config"]["secondary_tiers"]
+    source = ROOT.joinpath(*tier.pop("module_path").split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    methods = [node for node in classes[tier.pop("type")].body if isinstance(node, ast.FunctionDef)]
+    (init,) = (method for method in methods if method.name == "__init__")
+    assert set(tier) <= {argument.arg for argument in init.args.kwonlyargs}
+    assert "fabric" in tier
+    FabricSpec.load({"model": {"groups": [QUICK_GROUP]}, **tier["launch"]})
 
 
 def inline() -> list[str]:
