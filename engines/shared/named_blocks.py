@@ -28,7 +28,9 @@ from .audit import Audit, Audits
 
 Bytes = npt.NDArray[np.uint8]
 """One row of an engine's host memory, shape (block_bytes,)."""
-Rows = Sequence[Bytes] | Bytes
+Row = Bytes | Sequence[Bytes]
+"""A row, or the parts of one that follow each other in a block; what the block has behind them is zeros."""
+Rows = Sequence[Row] | Bytes
 """Rows, or an array of them of shape (rows, block_bytes)."""
 
 GROUP = "blocks"
@@ -70,7 +72,7 @@ class NamedBlocks:
     """One engine's blocks in one fabric. Thread-safe.
 
     ``salt``: says what the names leave out (:mod:`.description`). ``kind_of``: tells blocks of the same tokens apart (a
-    hybrid model has one a cache group), so that tokens are counted once. ``audits``: judges recomputed blocks; without it, none
+    hybrid model has one a cache group), so that tokens are counted once; None for one that counts as none. ``audits``: judges recomputed blocks; without it, none
     is audited. Raises FabricError where the fabric's model is chained or its blocks have another size.
     """
 
@@ -83,7 +85,7 @@ class NamedBlocks:
         block_bytes: int,
         tenant: str = "",
         load_s: float = 10.0,
-        kind_of: Callable[[bytes], int] = lambda _: 0,
+        kind_of: Callable[[bytes], int | None] = lambda _: 0,
         audits: Audits | None = None,
     ) -> None:
         spec = session.model.groups[0]
@@ -109,7 +111,8 @@ class NamedBlocks:
 
     def tokens_of(self, names: Iterable[bytes]) -> int:
         """Tokens that these blocks stand for together."""
-        return max(Counter(map(self._kind_of, names)).values(), default=0) * self.block_tokens
+        kinds = Counter(kind for kind in map(self._kind_of, names) if kind is not None)
+        return max(kinds.values(), default=0) * self.block_tokens
 
     def present(self, names: Sequence[bytes]) -> list[bool]:
         """Which of them this engine could load now, as far as the directory knows."""
@@ -126,7 +129,7 @@ class NamedBlocks:
         """Copy rows into the fabric's memory; what is there already stays. A batch is visible as a whole or not at all."""
         moved = Moved()
         if self._audits is not None:
-            self._audits.recomputed(names, rows)
+            self._audits.recomputed(names, [_joined(row, self.block_bytes) for row in rows])
         for batch in _batches(len(names), self.block_bytes):
             stored = self._store(self.keys([names[i] for i in batch]), [rows[i] for i in batch])
             if stored.refused is None:
@@ -141,7 +144,7 @@ class NamedBlocks:
             return begun
         for place, row in enumerate(rows):
             if (self._group, place) in begun:
-                copy_into(begun.view(self._group, place), row, f"row {place}")
+                _fill(begun.view(self._group, place), row, f"row {place}")
         return begun.commit()
 
     # --- load ----------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class NamedBlocks:
             if refused is None:
                 view = lease.views[self._group]
                 for index, place in enumerate(places):
-                    np.copyto(rows[place], in_host_memory(view[index]))
+                    _spread(in_host_memory(view[index]), rows[place])
                 refused = lease.check()
             if refused is None:
                 moved.done.extend(places)
@@ -217,6 +220,38 @@ class NamedBlocks:
 def in_host_memory(view: Any) -> Bytes:
     """A leased view as an array: one of a holder's GPU is copied, others stay as they are."""
     return view if isinstance(view, np.ndarray) else view.cpu().numpy()
+
+
+def _joined(row: Row, block_bytes: int) -> Bytes:
+    """A row as one array."""
+    if isinstance(row, np.ndarray):
+        return row
+    whole: Bytes = np.zeros(block_bytes, dtype=np.uint8)
+    _fill(whole, row, "row")
+    return whole
+
+
+def _fill(target: Any, row: Row, where: str) -> None:
+    """Copy a row into its slot, part by part where the slot is host memory. Raises FabricError for more than it holds."""
+    if isinstance(row, np.ndarray):
+        copy_into(target, row, where)
+        return
+    if not isinstance(target, np.ndarray):
+        copy_into(target, _joined(row, int(target.nbytes)), where)
+        return
+    at = 0
+    for part in row:
+        copy_into(target[at : at + part.nbytes], part, where)
+        at += part.nbytes
+    target[at:] = 0
+
+
+def _spread(block: Bytes, row: Row) -> None:
+    """Copy a block's bytes into a row, or into its parts."""
+    at = 0
+    for part in (row,) if isinstance(row, np.ndarray) else row:
+        np.copyto(part, block[at : at + part.nbytes])
+        at += part.nbytes
 
 
 def _batches(count: int, block_bytes: int) -> Iterator[range]:

@@ -1,0 +1,106 @@
+"""One embedded cluster of two nodes and one fabric; ranks of SGLang as processes on either node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import kvfabric
+from kvfabric import Fabric
+
+from . import rank
+
+T = TypeVar("T")
+
+STUB = str(Path(__file__).parent / "stub")
+CALL_S = 120.0
+
+
+def eventually(look: Callable[[], T], holds: Callable[[T], bool] = bool, within_s: float = 30.0) -> T:
+    """What ``look`` gives once it holds; fails with the last thing seen."""
+    deadline = time.monotonic() + within_s
+    while not holds(seen := look()):
+        assert time.monotonic() < deadline, f"still {seen!r} after {within_s} s"
+        time.sleep(0.05)
+    return seen
+
+
+class Running:
+    """A rank's process, called as if it were here."""
+
+    def __init__(self, handle: Any, ray: Any) -> None:
+        self.handle, self._ray = handle, ray
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args: self._ray.get(getattr(self.handle, name).remote(*args), timeout=CALL_S)
+
+
+class Site:
+    """The cluster, its fabric, and what runs on it."""
+
+    def __init__(self, fabric: Fabric, ray: Any) -> None:
+        self.fabric, self._ray = fabric, ray
+        self._running: list[Running] = []
+
+    def rank(
+        self,
+        node: int = 0,
+        *,
+        layout: str = "page_first",
+        parallel: dict[str, int] | None = None,
+        env: dict[str, str] | None = None,
+        **extra: Any,
+    ) -> Running:
+        """A rank on a node; ``extra``: fields of hicache-storage-backend-extra-config, and ``model_name``."""
+        config = {
+            "backend_name": "kvfabric",
+            "module_path": "kvfabric.engines.sglang_hicache.backend",
+            "class_name": "KvFabricHiCache",
+            "interface_v1": 1,
+            "fabric": self.fabric.name,
+            "weights": "w1",
+            **extra,
+        }
+        actor: Any = self._ray.remote(rank.Rank)
+        handle = actor.options(num_cpus=0, resources={f"kvfabric_node_{node}": 0.01}).remote(
+            STUB, config, layout, parallel or {}, env or {}
+        )
+        running = Running(handle, self._ray)
+        self._running.append(running)
+        return running
+
+    def reused_tokens(self) -> int:
+        """Tokens that readers said they reused, over all holders: the fabric's own count."""
+        return sum(
+            int(holder.get("counters", {}).get("reused_hit_tokens_total", 0))
+            for holder in self.fabric.status()["holders"]
+        )
+
+    def end(self) -> None:
+        """End every rank."""
+        for running in self._running:
+            running.close()
+            self._ray.kill(running.handle)
+        self._running.clear()
+
+
+@pytest.fixture(scope="session")
+def running_site() -> Iterator[Site]:
+    import ray
+
+    from kvfabric.engines.shared.named_blocks import blocks_model
+
+    ray.cloudpickle.register_pickle_by_value(rank)
+    model = blocks_model(block_bytes=rank.PAGE_BYTES, block_tokens=rank.PAGE)
+    with kvfabric.launch({"model": model, "memory_bytes": 64 << 20}, name="hicache", nodes=2) as fabric:
+        yield Site(fabric, ray)
+
+
+@pytest.fixture
+def site(running_site: Site) -> Iterator[Site]:
+    yield running_site
+    running_site.end()
