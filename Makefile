@@ -36,8 +36,9 @@ test-faults: install
 	$(VENV)/bin/python -m pytest -m "faults and not long and not engines" $(PYTEST)
 
 test-engines:
-	@scripts/install-engines vllm
+	@scripts/install-engines vllm sglang
 	.venv-vllm/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_vllm
+	.venv-sglang/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_sglang
 
 check: install
 	@PYTHON=$(VENV)/bin/python scripts/check

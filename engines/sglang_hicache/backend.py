@@ -55,10 +55,10 @@ class Options:
     def of(cls, given: dict[str, Any] | None) -> Options:
         """Raises FabricError, naming the field, for one there is not."""
         fields = {name: value for name, value in (given or {}).items() if name not in _OWN_FIELDS}
-        unknown = sorted(fields.keys() - cls.__slots__)  # type: ignore[attr-defined]  # a dataclass with slots has them
+        unknown = sorted(fields.keys() - cls.__slots__)
         if unknown:
             raise FabricError(
-                f"hicache-storage-backend-extra-config: {unknown[0]} is not one of {', '.join(sorted(cls.__slots__))}"  # type: ignore[attr-defined]
+                f"hicache-storage-backend-extra-config: {unknown[0]} is not one of {', '.join(sorted(cls.__slots__))}"
             )
         return cls(**fields)
 
@@ -108,8 +108,7 @@ class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        if str(host_pool_name) not in self._pools:
-            self._add(str(host_pool_name), host_pool, PoolPages(host_pool))
+        self._add(str(host_pool_name), host_pool, PoolPages(host_pool))
 
     def _add(self, name: str, pool: Any, pages: PoolPages) -> None:
         made = digest(geometry(pool, pages)).hex()[:16]
@@ -121,7 +120,9 @@ class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
             connect_ray(options.address)
         if options.launch is not None:
             model = blocks_model(block_bytes=pages.page_bytes or BLOCK_BYTES, block_tokens=pages.page_indices)
-            launch({"memory_bytes": 1 << 30, **options.launch, "model": model.model_dump(mode="json")}, options.fabric)
+            launch(
+                {"memory_bytes": 1 << 30, **options.launch, "model": model.model_dump(mode="json")}, name=options.fabric
+            )
         session = connect(options.fabric)
         weights, model_config = self._weights
         try:
@@ -343,7 +344,8 @@ class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
     def clear(self) -> bool:
         """Take everything of this model out of the fabric, from every tier. True: proven gone."""
         keys = self.blocks.keys([])
-        told = self._or(lambda: attach(self._options.fabric).purge(namespace=keys.namespace_digest), {})
+        nothing: dict[str, Any] = {}
+        told = self._or(lambda: attach(self._options.fabric).purge(namespace=keys.namespace_digest), nothing)
         return bool(told) and not told["left"] and not told["unanswered"]
 
     def close(self) -> None:

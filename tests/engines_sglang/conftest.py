@@ -44,7 +44,7 @@ class Site:
 
     def __init__(self, fabric: Fabric, ray: Any) -> None:
         self.fabric, self._ray = fabric, ray
-        self._running: list[Running] = []
+        self._running: dict[str, Running] = {}
 
     def rank(
         self,
@@ -55,7 +55,10 @@ class Site:
         env: dict[str, str] | None = None,
         **extra: Any,
     ) -> Running:
-        """A rank on a node; ``extra``: fields of hicache-storage-backend-extra-config, and ``model_name``."""
+        """A rank on a node, the same for equal arguments; ``extra``: fields of the backend's config, and ``model_name``."""
+        asked = repr((node, layout, parallel, env, sorted(extra.items())))
+        if asked in self._running:
+            return self._running[asked]
         config = {
             "backend_name": "kvfabric",
             "module_path": "kvfabric.engines.sglang_hicache.backend",
@@ -69,9 +72,8 @@ class Site:
         handle = actor.options(num_cpus=0, resources={f"kvfabric_node_{node}": 0.01}).remote(
             STUB, config, layout, parallel or {}, env or {}
         )
-        running = Running(handle, self._ray)
-        self._running.append(running)
-        return running
+        self._running[asked] = Running(handle, self._ray)
+        return self._running[asked]
 
     def reused_tokens(self) -> int:
         """Tokens that readers said they reused, over all holders: the fabric's own count."""
@@ -82,14 +84,13 @@ class Site:
 
     def end(self) -> None:
         """End every rank."""
-        for running in self._running:
+        for running in self._running.values():
             running.close()
             self._ray.kill(running.handle)
-        self._running.clear()
 
 
 @pytest.fixture(scope="session")
-def running_site() -> Iterator[Site]:
+def site() -> Iterator[Site]:
     import ray
 
     from kvfabric.engines.shared.named_blocks import blocks_model
@@ -97,10 +98,6 @@ def running_site() -> Iterator[Site]:
     ray.cloudpickle.register_pickle_by_value(rank)
     model = blocks_model(block_bytes=rank.PAGE_BYTES, block_tokens=rank.PAGE)
     with kvfabric.launch({"model": model, "memory_bytes": 64 << 20}, name="hicache", nodes=2) as fabric:
-        yield Site(fabric, ray)
-
-
-@pytest.fixture
-def site(running_site: Site) -> Iterator[Site]:
-    yield running_site
-    running_site.end()
+        running = Site(fabric, ray)
+        yield running
+        running.end()

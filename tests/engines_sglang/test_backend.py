@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
+import kvfabric
+from kvfabric.actors.fabric import attach
+from kvfabric.engines.shared.named_blocks import blocks_model
+
 from .conftest import Running, Site, eventually
-from .rank import PAGE
+from .rank import PAGE, PAGE_BYTES
 
 pytestmark = [pytest.mark.engines]
 
@@ -79,7 +84,7 @@ def test_the_controllers_own_threads_back_up_and_prefetch(site: Site) -> None:
 
 def test_hybrid_pools_resume_only_where_all_of_them_can(site: Site) -> None:
     """Mamba states at pages 2 and 4, an index up to page 5, window pages 1 to 4: page 4, and nothing else."""
-    writer, reader = site.rank(0), site.rank(1)
+    writer, reader = site.rank(0, namespace="hybrid"), site.rank(1, namespace="hybrid")
     for rank in (writer, reader):
         for pool, kind in (("mamba", "mamba"), ("indexer", "mha"), ("swa", "mha")):
             rank.add_pool(pool, kind)
@@ -87,7 +92,7 @@ def test_hybrid_pools_resume_only_where_all_of_them_can(site: Site) -> None:
     assert all(writer.store(keys))
     for pool, held in (("mamba", [keys[1], keys[3]]), ("indexer", keys[:5]), ("swa", keys[:4])):
         assert writer.store_v2(pool, held) == [True] * len(held)
-    asked = [
+    asked: list[tuple[str, str, list[str], dict[str, int]]] = [
         ("mamba", "trailing_pages", keys[-1:], {}),
         ("indexer", "all_pages", keys, {}),
         ("swa", "trailing_pages", keys[-2:], {}),
@@ -102,7 +107,7 @@ def test_hybrid_pools_resume_only_where_all_of_them_can(site: Site) -> None:
 
 
 def test_block_groups_have_a_verdict_of_their_own_and_gate_nothing(site: Site) -> None:
-    writer = site.rank(0)
+    writer = site.rank(0, namespace="hybrid")
     writer.add_pool("deepseek_v4_c4")
     keys = writer.keys(prompt(60))
     assert all(writer.store(keys))
@@ -113,7 +118,7 @@ def test_block_groups_have_a_verdict_of_their_own_and_gate_nothing(site: Site) -
 
 
 def test_states_with_side_tables_travel_as_flat_copies(site: Site) -> None:
-    writer, reader = site.rank(0), site.rank(1)
+    writer, reader = site.rank(0, namespace="hybrid"), site.rank(1, namespace="hybrid")
     for rank in (writer, reader):
         rank.add_pool("mamba", "mamba_with_side_state")
     keys = writer.keys(prompt(70))
@@ -166,6 +171,35 @@ def test_a_holder_killed_in_mid_run_costs_pages_and_no_bytes(site: Site) -> None
     assert again == [True] * 6
     exists(reader, keys, 6)
     assert reader.load(keys) == ([True] * 6, [True] * 6)
+
+
+def test_the_first_rank_launches_a_fabric_that_its_pages_fit(site: Site) -> None:
+    options: dict[str, Any] = {"fabric": "started", "launch": {"memory_bytes": 8 << 20}}
+    writer, reader = site.rank(0, layout="layer_first", **options), site.rank(1, layout="layer_first", **options)
+    try:
+        keys = writer.keys(prompt(97))
+        assert all(writer.store(keys))
+        exists(reader, keys, 6)
+        assert reader.load(keys)[1] == [True] * 6
+    finally:
+        attach("started").shutdown()
+
+
+def test_a_page_larger_than_a_block_is_several(site: Site) -> None:
+    model = blocks_model(block_bytes=PAGE_BYTES // 5 + 1, block_tokens=PAGE)
+    with kvfabric.launch({"model": model, "memory_bytes": 8 << 20}, name="small") as small:
+        writer, reader = site.rank(0, fabric="small"), site.rank(1, fabric="small")
+        keys = writer.keys(prompt(98))
+        assert all(writer.store(keys))
+        exists(reader, keys, 6)
+        assert reader.load(keys) == ([True] * 6, [True] * 6)
+        counters = eventually(
+            lambda: [
+                holder.get("counters", {}).get("reused_hit_tokens_total", 0) for holder in small.status()["holders"]
+            ],
+            lambda found: sum(found) == 6 * PAGE,
+        )
+        assert sum(counters) == 6 * PAGE, "a page counts once, however many blocks it has"
 
 
 def test_clear_takes_out_what_is_this_models_and_nothing_else(site: Site) -> None:

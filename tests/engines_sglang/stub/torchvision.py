@@ -21,7 +21,7 @@ class _Named(type):
 class _Anything(ModuleType):
     """A module of that name that has whatever is asked of it, none of it usable."""
 
-    __path__ = ()
+    __path__ = []  # noqa: RUF012 - what the import system asks of a package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
