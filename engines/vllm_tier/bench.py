@@ -30,6 +30,8 @@ Figure = dict[str, Any]
 SIZES = ((64 << 10, 5), (64 << 10, 64), (1 << 20, 64))
 """Row bytes, rows: 320 KiB, 4 MiB, 64 MiB a job."""
 ROUNDS = 7
+MEMORY_BYTES = 640 << 20
+"""Of each node's holder: all rounds of the largest job, so that nothing makes room for anything."""
 LOOKUPS = 2000
 STEPS = 2000
 PREFIX_TOKENS = 512
@@ -46,12 +48,15 @@ def figures() -> list[Figure]:
     trial.environment()
     with tempfile.TemporaryDirectory(prefix="kvfabric-bench-", dir="/dev/shm") as folder:
         rows = sorted({row_bytes for row_bytes, _ in SIZES})
-        first = {"model": blocks_model(block_bytes=rows[0], block_tokens=trial.BLOCK_TOKENS), "memory_bytes": 256 << 20}
+        first = {
+            "model": blocks_model(block_bytes=rows[0], block_tokens=trial.BLOCK_TOKENS),
+            "memory_bytes": MEMORY_BYTES,
+        }
         with launch(first, name=_fabric_of(rows[0]), nodes=2):
             told = _scheduler_figures(rows[0])
             for row_bytes in rows:
                 model = blocks_model(block_bytes=row_bytes, block_tokens=trial.BLOCK_TOKENS)
-                with launch({"model": model, "memory_bytes": 256 << 20}, name=_fabric_of(row_bytes)):
+                with launch({"model": model, "memory_bytes": MEMORY_BYTES}, name=_fabric_of(row_bytes)):
                     told += [
                         f for size, count in SIZES if size == row_bytes for f in _moving(row_bytes, count, Path(folder))
                     ]
@@ -92,7 +97,9 @@ class Tiers:
         done = _awaited(lambda: list(tier.get_finished_jobs()))
         seconds = time.perf_counter() - began
         if not done[0].success:
-            raise FabricError(f"{tier.tier_type}: a job of {len(keys)} rows failed")
+            stats = tier.get_stats()
+            why = "" if stats is None else f" ({stats.reduce()})"
+            raise FabricError(f"{tier.tier_type}: a job of {len(keys)} rows failed{why}")
         return seconds
 
 
@@ -249,7 +256,7 @@ def _first_token(folder: Path) -> list[Figure]:
     model = trial.write_model(folder / "llama", trial.Family.LLAMA)
     rng = random.Random(1)
     prompts = [[rng.randrange(3, 1000) for _ in range(PREFIX_TOKENS + 20)] for _ in range(PROMPTS)]
-    config = trial.transfer_config("bench-engines", launch={"memory_bytes": 256 << 20})
+    config = trial.transfer_config("bench-engines", launch={"memory_bytes": MEMORY_BYTES})
     engines = [trial.actor_on(0).remote(str(model), config)]
     _got(engines[0].generate.remote(prompts, 1))
     _got(engines[0].settle.remote())

@@ -131,9 +131,9 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         except FabricError:
             session.close()
             raise
-        self._events: list[OffloadingEvent] | None = None
+        self.events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
-            self._events = []
+            self.events = []
         self._stats = OffloadingConnectorStats()
         self._lookup_manager = _Lookups(self.blocks, tier_type)
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="kvfabric-store")
@@ -230,13 +230,13 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
     # --- what is told --------------------------------------------------------------------------
 
     def _stored(self, keys: list[OffloadKey]) -> None:
-        if self._events is not None and keys:
-            self._events.append(OffloadingEvent(keys, self.medium, removed=False, locality=self.locality))
+        if self.events is not None and keys:
+            self.events.append(OffloadingEvent(keys, self.medium, removed=False, locality=self.locality))
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        if self._events:
-            yield from self._events
-            self._events.clear()
+        if self.events:
+            yield from self.events
+            self.events.clear()
 
     def _count(self, name: str, value: int, *labels: str) -> None:
         if value:

@@ -105,6 +105,17 @@ def transfer_config(fabric: str, *, cpu_bytes: int = CPU_BYTES, **tier: Any) -> 
     }
 
 
+def connector_config(fabric: str, **extra: Any) -> dict[str, Any]:
+    """``kv_transfer_config`` of an engine that saves and loads by the connector."""
+    return {
+        "kv_connector": "KvFabricConnector",
+        "kv_connector_module_path": "kvfabric.engines.vllm_connector.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"fabric": fabric, **extra},
+    }
+
+
 def start(folder: Path, transfer: dict[str, Any] | None = None, **options: Any) -> Any:
     """A vLLM engine in this process; ``transfer`` as :func:`transfer_config` makes it, None for none.
 

@@ -12,6 +12,7 @@ import pytest
 
 import kvfabric
 from kvfabric import Fabric
+from kvfabric.actors.fabric import attach
 
 from . import engines
 
@@ -81,15 +82,21 @@ class Site:
         *,
         seed: int = 0,
         tier: dict[str, Any] | None = None,
+        connector: bool = False,
+        launch: bool = True,
         **options: Any,
     ) -> Running:
         """An engine on a node, its blocks in that fabric; None: an engine as it is without one."""
-        from kvfabric.engines.vllm_tier.trial import actor_on, transfer_config
+        from kvfabric.engines.vllm_tier.trial import actor_on, connector_config, transfer_config
 
         transfer = None if fabric is None else transfer_config(fabric, **(tier or {}))
+        if connector and fabric is not None:
+            transfer = connector_config(fabric, **({"launch": {"memory_bytes": 64 << 20}} if launch else {}))
         handle = actor_on(node, engines.Engine).remote(str(self.model(family, seed)), transfer, options)
         running = Running(handle, self._ray)
         running.generate([[5] * 20], 1)  # less than a block: it leaves nothing
+        if connector and fabric is not None and fabric not in self._fabrics:
+            self._fabrics[fabric] = attach(fabric)
         return running
 
     def end(self, engine: Running) -> None:

@@ -33,6 +33,21 @@ class Engine(trial.Engine):
 
         blocks.load = load
 
+    def refuse_loads(self, refused: bool) -> int:
+        """Let the connector's loads fail at their end, or not; returns how many did since this was last said."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        moving = get_kv_transfer_group().moving
+        before, self.refused = getattr(self, "refused", 0), 0
+
+        def fill(load: Any, lease: Any) -> bool:
+            whole = type(moving)._fill(moving, load, lease)
+            self.refused += refused and whole
+            return whole and not refused
+
+        moving._fill = fill
+        return before
+
     def counts(self) -> tuple[int, int]:
         """Blocks that came from the fabric since loads were broken, and those of them that were made to fail."""
         return self.loaded, self.failed
