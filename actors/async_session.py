@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from .answer import Answer, Parked
 from .attempt import Attempt, Stored
 from .graph import Graph
 from .lease import Lease
-from .session import ObjectsByGroup, Session
+from .session import Session
+from .storing import ObjectsByGroup
 
 T = TypeVar("T")
 
@@ -76,6 +77,10 @@ class AsyncSession:
         """See :meth:`Session.probe`."""
         return await self._run(self.session.probe, tokens, **kwargs)
 
+    async def present(self, tokens: Any, **key: Any) -> dict[str, int]:
+        """See :meth:`Session.present`."""
+        return await self._run(self.session.present, tokens, **key)
+
     def probe_nowait(self, tokens: Any, **kwargs: Any) -> Remembered | None:
         """See :meth:`Session.probe_nowait`; it never waits, so there is nothing to await."""
         return self.session.probe_nowait(tokens, **kwargs)
@@ -95,6 +100,10 @@ class AsyncSession:
     async def keys(self, tokens: Any, **key: Any) -> PromptKeys:
         """See :meth:`Session.keys`."""
         return await self._run(self.session.keys, tokens, **key)
+
+    async def named(self, names: Sequence[bytes], *, scheme: str, **key: Any) -> PromptKeys:
+        """See :meth:`Session.named`."""
+        return await self._run(self.session.named, names, scheme=scheme, **key)
 
     async def checkpoints(self, tokens: Any, **kwargs: Any) -> tuple[int, ...]:
         """See :meth:`Session.checkpoints`."""

@@ -12,20 +12,19 @@ Every way out is :meth:`Leader._finish`, which counts the acquire once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
-from .admission import PRIORITY_MAX, WaitingLine
+from .acquires import DONE, WAITING, WORKING, AcquireOp
+from .answering import Answers, explained
 from .at_hand import AtHand, longest
-from .cause import absent_reason
 from .choosing import Choice, Terms, choose
 from .context import HolderContext, Recent
 from .disk import DiskDesk
 from .found import Hints
 from .journal import Answered
-from .kinds import Cause, Form, Reason, Status, cause_of
+from .kinds import Reason, Status
 from .messages import (
     Acquire,
     Answer,
@@ -46,15 +45,13 @@ from .messages import (
     PartReply,
     PinReply,
     PinRequest,
-    Told,
 )
 from .parts import PartDesk
-from .planner import PartPlan, View
-from .replay import replay_of
-from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
-from .rules import Resolution, resolve, servable, usable_position
+from .planner import View
+from .room_line import RoomLine, largest_with_room
+from .rules import Resolution, usable_position
 from .segments import Router
-from .wakes import Wake
+from .turns import TierTurns
 
 FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
 """Refusals of a graph lease that no other position or source would lift: the engine runs eagerly."""
@@ -62,97 +59,8 @@ FROM_HELD_SLOTS = frozenset({Reason.GRAPH_FROZEN, Reason.PINNED})
 OF_ROOM = frozenset({Reason.ADMISSION_LIMIT, Reason.QUOTA})
 """Refusals for want of room: a registered graph's slots are given, so a shorter position frees none."""
 
-WORKING = "working"
-WAITING = "waiting"
-IN_LINE = "in line to restore"
-DONE = "done"
 ASKS_MAX = 1024
 """Questions to directory shards for one acquire, those to where segments moved included."""
-
-
-@dataclass(slots=True)
-class AcquireOp:
-    """One acquire in progress at its leader."""
-
-    request: Acquire
-    client: str
-    view: View
-    started_s: float
-    op: str = ""
-    phase: str = WORKING
-    rounds: int = 0
-    asked: set[str] = field(default_factory=set)
-    directory_asked: bool = False
-    asks: int = 0
-    told: list[Told] = field(default_factory=list)
-    shards_awaited: dict[int, str] = field(default_factory=dict)
-    """Directory shards that have not answered, by the number of the question."""
-    tokens: int = 0
-    choice: Choice | None = None
-    """Where it resumes, as last chosen."""
-    limited: tuple[int, Reason] | None = None
-    pending_restore: bool = False
-    replies: dict[str, PartReply] = field(default_factory=dict)
-    granted: dict[str, PartGranted] = field(default_factory=dict)
-    plans: list[PartPlan] = field(default_factory=list)
-    checked: set[str] = field(default_factory=set)
-    heard: set[str] = field(default_factory=set)
-    """Holders that answered at all: only of these is anything present."""
-    hearing: bool = False
-    """Whether those asked now owe a sign of life, and not the truth about objects."""
-    moved: dict[int, int] = field(default_factory=dict)
-    sources: set[str] = field(default_factory=set)
-    refusal: Reason | None = None
-    background: bool = False
-    learned_at: int = -1
-    turn: Turn | None = None
-    """Its place in line to restore, while it stands there."""
-    late: tuple[int, Reason] | None = None
-    """Why tiers are left out of account: the group that would have come from one, and the reason."""
-    restores: bool = False
-    """Something of its state comes from a tier, here or at a peer."""
-    charged: bool = False
-    """Counted among its tenant's restores."""
-    looking: bool = False
-    """Only the answer is wanted: nothing is pinned, restored or moved."""
-    timers: list[Wake] = field(default_factory=list)
-    """Time-outs of the exchange under way."""
-
-    @property
-    def using(self) -> View:
-        """What is known, under the rules by which this request resumes."""
-        return self.view.replaying() if self.choice is not None and self.choice.replays else self.view
-
-    @property
-    def chosen(self) -> Resolution:
-        """The position chosen; the longest that is known, before any was."""
-        return self.view.found() if self.choice is None else self.choice.found
-
-    @property
-    def replays(self) -> bool:
-        """Whether its reader is to compute windows and tails again."""
-        return self.choice is not None and self.choice.replays
-
-    def cancel_timers(self) -> None:
-        """The exchange they wait for is over."""
-        for timer in self.timers:
-            timer.cancel()
-        self.timers.clear()
-
-    @property
-    def came_s(self) -> float:
-        """When this request came; one that was parked keeps its age."""
-        return self.started_s - self.request.age_s
-
-    @property
-    def due_s(self) -> float:
-        """When its deadline is; infinite without one."""
-        return float("inf") if self.request.deadline_s is None else self.started_s + self.request.deadline_s
-
-    @property
-    def wait_until_s(self) -> float:
-        """Until when this request waits for room."""
-        return self.started_s + (self.request.wait_s or 0.0)
 
 
 class Leader:
@@ -166,11 +74,15 @@ class Leader:
         """What is brought into memory without a reader, by the request that asked for it."""
         self.ops: dict[str, AcquireOp] = {}
         self.by_request: dict[str, AcquireOp] = {}
-        self.waiting: WaitingLine[AcquireOp] = WaitingLine(ctx.config.ageing_s)
+        self.answers = Answers(ctx, disk)
+        self.room = RoomLine(ctx, self._plan)
+        self.waiting = self.room.line
+        self.turns = TierTurns(
+            ctx, disk, plan=self._plan, pending=self._finish_pending, without_tiers=self._without_tiers
+        )
         self.granted: Callable[[Acquire, int], None] = lambda _, __: None
         """Told of every lease that a reader got, and for how many tokens."""
         self._recent = Recent(ctx.config.answers_kept)
-        self._room_seen = 0
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -266,7 +178,7 @@ class Leader:
         if op.asked:
             return
         if op.phase == WAITING:
-            self._try_line()
+            self.room.try_again()
         else:
             self._here_known(op)
 
@@ -409,7 +321,7 @@ class Leader:
             tiers=op.late is None,
             replays=not op.request.graph,
             min_tokens=op.request.min_tokens,
-            queued_bytes=self.disk.bytes_before(self._place_s(op)),
+            queued_bytes=self.disk.bytes_before(self.turns.place_s(op)),
             explain=op.request.explain,
             replay_tokens=op.request.replay_tokens,
             in_host=partial(self.ctx.books.in_host, op.request.prompt),
@@ -431,17 +343,17 @@ class Leader:
         self._learn_own_room(op)
         lacking = view.lacking_room(tokens)
         if lacking is not None:
-            possible = self._largest_with_room(op, tokens, whole_pool=True)
-            ready = self._largest_with_room(op, tokens, whole_pool=False)
+            possible = largest_with_room(op, tokens, whole_pool=True)
+            ready = largest_with_room(op, tokens, whole_pool=False)
             if ready < possible and self.ctx.now < op.wait_until_s:
-                self._wait(op)
+                self.room.wait(op)
                 return
             op.limited = lacking
             tokens = ready
             self.ctx.counters["admission_refusals"] += 1
             self.ctx.tally.admission_refusals["acquire", lacking[1]] += 1
         elif self.waiting and op not in self.waiting and self.ctx.now < op.wait_until_s:
-            self._wait(op)
+            self.room.wait(op)
             return
         if tokens < max(op.request.min_tokens, 1):
             self._finish(op, 0, refused=op.limited[1] if op.limited else None)
@@ -452,83 +364,22 @@ class Leader:
 
     def _in_turn(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
         """Open the shares; what needs this holder's disk first gets its turn, or is given up where it would be late."""
-        need, nbytes = self._tier_need(op, tokens, found)
-        tiers = self._on_tiers(op, tokens, self._revisions(op, tokens, found))
-        held = bool(tiers) and not self._may_restore(op)
+        need, nbytes = self.turns.tier_need(op, tokens, found)
+        tiers = self.turns.on_tiers(op, tokens, op.revisions_at(tokens, found))
+        held = bool(tiers) and not self.turns.may_restore(op)
         if not need and not held:
             self._open_parts(op, tokens, found)
             return
-        place_s = self._place_s(op)
+        place_s = self.turns.place_s(op)
         group = next(iter(need))[0] if need else tiers[0]
         if self.ctx.now + self.disk.expected_s(nbytes, place_s) > op.due_s:
             self.ctx.counters["restores_given_up"] += 1
             self._without_tiers(op, group, Reason.DEADLINE_EXCEEDED)
         elif held or (op.turn is None and (len(self.disk.line) or not self.disk.line.admits(need))):
-            self._stand_in_line(op, need, place_s, group)
+            self.turns.stand_in_line(op, need, place_s, group)
         else:
             op.turn = None
             self._open_parts(op, tokens, found)
-
-    def _on_tiers(self, op: AcquireOp, tokens: int, revisions: Sequence[int | None]) -> list[int]:
-        """The groups of which a position takes something from a tier, anybody's."""
-        if not any(column.tier for column in op.view.columns.values()):
-            return []
-        return op.using.on_tiers(tokens, revisions)
-
-    def _may_restore(self, op: AcquireOp) -> bool:
-        return self.ctx.books.admission.may_restore(op.request.prompt.tenant)
-
-    def _tier_need(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[Counter[tuple[int, int]], float]:
-        """Slots by group and shard, and bytes, that a position takes from this holder's own tier."""
-        me, view = self.ctx.config.holder, op.view
-        need: Counter[tuple[int, int]] = Counter()
-        nbytes = 0.0
-        if any(column.tier for (holder, _, _), column in view.columns.items() if holder == me):
-            for plan in op.using.plan(tokens, self._revisions(op, tokens, found)):
-                for run in plan.local if plan.holder == me else ():
-                    tier = view.columns[me, run.group, run.shard].tier
-                    count = sum(tier >> i & 1 for i in run.indices)
-                    if count:
-                        need[run.group, run.shard] += count
-                        nbytes += self.disk.weight_bytes(run, tier)
-        return need, nbytes
-
-    def _place_s(self, op: AcquireOp) -> float:
-        """Its place in line to restore: the earlier, the sooner; nobody is overtaken for ever."""
-        request = op.request
-        priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, request.priority))
-        patience_s = PATIENCE_S if request.deadline_s is None else request.deadline_s
-        behind_s = BACKGROUND_S if op.background else 0.0
-        return op.came_s + patience_s + behind_s - priority * self.ctx.config.ageing_s
-
-    def _stand_in_line(self, op: AcquireOp, need: Need, place_s: float, group: int) -> None:
-        """Wait until this holder may reserve more slots to restore into, for as long as the request waits."""
-        op.phase = IN_LINE
-        since_s, kind = self.ctx.now, self.ctx.model.groups[group].kind
-
-        def start() -> None:
-            self.ctx.tally.restore_wait_s[kind].add(self.ctx.now - since_s)
-            self._plan(op)
-
-        turn = op.turn = Turn(need, place_s, start, lambda: self._may_restore(op))
-        self.disk.line.stand(turn)
-        self.ctx.counters["restore_waits"] += 1
-        until_s = min(self.ctx.now + self.ctx.config.recovery_wait_s, op.due_s)
-        if op.request.wait_s:
-            until_s = min(until_s, op.wait_until_s)
-
-        def over() -> None:
-            if op.turn is not turn or op.phase != IN_LINE:
-                return
-            self.disk.line.leave(turn)
-            if op.request.wait_s and self.ctx.now >= op.wait_until_s:
-                self._finish_pending(op, op.chosen)
-            else:
-                late = Reason.DEADLINE_EXCEEDED if self.ctx.now >= op.due_s else None
-                held = Reason.RESTORE_PENDING if self._may_restore(op) else Reason.QUOTA
-                self._without_tiers(op, group, late or held)
-
-        self.ctx.wake_at(until_s, over)
 
     def _without_tiers(self, op: AcquireOp, group: int, reason: Reason) -> None:
         """Answer from what is in memory: the rest is computed sooner than it could be restored."""
@@ -538,7 +389,7 @@ class Leader:
 
     def _deadline_passed(self, op: AcquireOp) -> None:
         if not op.replies and not op.granted:
-            need, _ = self._tier_need(op, op.tokens, op.chosen)
+            need, _ = self.turns.tier_need(op, op.tokens, op.chosen)
             self._undo(op)
             if need:
                 self._without_tiers(op, next(iter(need))[0], Reason.DEADLINE_EXCEEDED)
@@ -557,82 +408,13 @@ class Leader:
         self._undo(op, cancel=True)
         self._finish(op, 0, refused=Reason.DEADLINE_EXCEEDED)
 
-    def _largest_with_room(self, op: AcquireOp, below: int, *, whole_pool: bool) -> int:
-        using, grid = op.using, self.ctx.model.grid_tokens
-        bits = servable(using.model, using.evidence(), op.request.prompt.n) & ((1 << (below // grid + 1)) - 1)
-        while bits > 1:
-            top = bits.bit_length() - 1
-            if using.lacking_room(top * grid, whole_pool=whole_pool) is None:
-                return top * grid
-            bits ^= 1 << top
-        return 0
-
-    def _wait(self, op: AcquireOp) -> None:
-        """Stand in line for room, in order of coming and priority, until wait_s runs out."""
-        op.phase = WAITING
-        if op not in self.waiting:
-            self.waiting.join(op, since_s=op.came_s, priority=op.request.priority)
-            self.ctx.counters["admission_waits"] += 1
-            self._look_again(op)
-
-        def over() -> None:
-            if op in self.waiting:
-                self.waiting.leave(op)
-                self._plan(op)
-
-        self.ctx.wake_at(op.wait_until_s, over)
-
-    def room_gained(self) -> None:
-        """Let those in line try again, in order, as long as each gets what it waits for."""
-        if self._room_seen == self.ctx.books.room_gained:
-            return
-        self._room_seen = self.ctx.books.room_gained
-        self._try_line()
-
-    def _look_again(self, op: AcquireOp) -> None:
-        """Ask the other ranks' holders from time to time while this one is first in line: their room is not seen here."""
-        mates = set(op.request.readers) - {self.ctx.config.holder}
-        if not mates:
-            return
-
-        def again() -> None:
-            if op not in self.waiting:
-                return
-            if next(iter(self.waiting)) is op and not op.asked:
-                op.asked = set(mates)
-                for mate in sorted(mates):
-                    self.ctx.send(mate, MateLookup(op.op, op.request.prompt))
-            else:
-                op.asked.clear()
-            self.ctx.wake_at(self.ctx.now + self.ctx.config.room_poll_s, again)
-
-        self.ctx.wake_at(self.ctx.now + self.ctx.config.room_poll_s, again)
-
-    def _try_line(self) -> None:
-        for op in self.waiting:
-            if op not in self.waiting:
-                continue
-            op.rounds = min(op.rounds, 1)
-            self._plan(op)
-            if op.phase == WAITING:
-                return
-            self.waiting.leave(op)
-
     # --- shares --------------------------------------------------------------------------------
 
-    def _revisions(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[int | None, ...]:
-        """The revision of each group at a position that is found, or a shorter one."""
-        if tokens == found.tokens:
-            return found.revisions
-        using = op.using
-        evidence = using.evidence(tiers=op.late is None)
-        return resolve(using.model, evidence, op.request.prompt.n, limit_tokens=tokens).revisions
-
     def _open_parts(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
-        revisions = self._revisions(op, tokens, found)
+        revisions = op.revisions_at(tokens, found)
         op.tokens = tokens
         op.plans = op.using.plan(tokens, revisions)
-        op.restores = bool(self._on_tiers(op, tokens, revisions))
+        op.restores = bool(self.turns.on_tiers(op, tokens, revisions))
         self._restores(op, now=op.restores)
         op.replies = {}
         op.granted = {}
@@ -657,7 +439,7 @@ class Leader:
                     tuple(plan.fetches),
                     ttl_s,
                     dict(op.request.graphs).get(plan.holder, 0),
-                    self._place_s(op) - self.ctx.now,
+                    self.turns.place_s(op) - self.ctx.now,
                     op.replays,
                 ),
             )
@@ -755,7 +537,7 @@ class Leader:
         parts: list[LeasePart] = [g.part for _, g in sorted(op.granted.items()) if g.part is not None]
         # This holder granted as it asked the others to, on its own clock; none of theirs ends before.
         weights = op.request.prompt.weights
-        replay_from = self._replay_from(op, op.tokens)
+        replay_from = self.answers.replay_from_of(op, op.tokens)
         grant = LeaseGrant(
             self.ctx.config.holder,
             own.lease,
@@ -764,7 +546,7 @@ class Leader:
             weights,
             tuple(parts),
             replay_from,
-            self._approximate(op.tokens, replay_from),
+            self.answers.is_approximate(op.tokens, replay_from),
         )
         answer = self._finish(op, op.tokens, grant=grant)
         if record is not None and len(op.plans) == 1 and not op.sources and self._whole(op, answer):
@@ -894,44 +676,13 @@ class Leader:
 
     def _finish_pending(self, op: AcquireOp, found: Resolution) -> None:
         """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
-        cause, also = self._pending_cause(op, found)
-        nbytes = 0.0
-        for plan in op.using.plan(found.tokens, found.revisions):
-            for run in plan.local:
-                column = op.view.columns.get((plan.holder, run.group, run.shard))
-                if column is not None:
-                    nbytes += self.disk.weight_bytes(run, column.tier)
-        answer = Answer(
-            op.request.request,
-            Status.PENDING,
-            found.tokens,
-            found.hash_tokens,
-            self._usable_tokens(op),
-            cause,
-            also,
-            self._replay_from(op, found.tokens),
-            self.disk.expected_s(nbytes),
-            None,
-            found.tokens_lost_to_alignment,
-        )
+        answer = self.answers.pending(op, found)
         self._counted(op, answer, 0)
         request, in_line = op.request, op.turn is not None
         recover = request.prefetch or (not request.probe and (request.wait_s == 0 or in_line))
         self._answer(op, answer)
         if recover and not op.background:
             self._recover(op)
-
-    def _pending_cause(self, op: AcquireOp, found: Resolution) -> tuple[Cause | None, tuple[str, ...]]:
-        """The group on a tier that cuts the hit in memory; else the first that lies there, and also the others."""
-        in_memory = op.using.found(tiers=False)
-        cause = in_memory.cause
-        if in_memory.tokens < found.tokens and cause is not None and cause.reason is Reason.RESTORE_PENDING:
-            return cause, in_memory.also
-        waiting = [self.ctx.model.groups[g] for g in op.using.on_tiers(found.tokens, found.revisions)]
-        if not waiting:
-            return found.cause, found.also
-        also = tuple(group.name for group in waiting[1:])
-        return cause_of(waiting[0].name, waiting[0].kind, Reason.RESTORE_PENDING), also
 
     def _recover(self, op: AcquireOp) -> None:
         """Bring the state into memory without a reader: its lease ends as it begins."""
@@ -940,64 +691,14 @@ class Leader:
         self.recovering[request.request] = again
         self._plan(again)
 
-    def _usable_tokens(self, op: AcquireOp) -> int:
-        return op.using.found(transport=False).tokens
-
-    def _replay_from(self, op: AcquireOp, tokens: int) -> int | None:
-        """From where its reader computes windows and tails again for a position; None where they are kept."""
-        replay = replay_of(self.ctx.model) if op.replays and tokens else None
-        return None if replay is None else replay.start(tokens, op.request.replay_tokens)
-
-    def _approximate(self, tokens: int, replay_from: int | None) -> bool:
-        """Whether a replay begins too late to be exact."""
-        replay = replay_of(self.ctx.model) if replay_from is not None else None
-        return replay is not None and replay_from is not None and not replay.is_exact(tokens, replay_from)
-
     def _finish(
         self, op: AcquireOp, tokens: int, *, grant: LeaseGrant | None = None, refused: Reason | None = None
     ) -> Answer:
         """The one way out: what was granted, what the rules allowed, what cut it."""
-        model, request = self.ctx.model, op.request
-        found = op.using.found()
-        status, cause, also = found.status, found.cause, found.also
-        if tokens < found.tokens:
-            status = Status.PARTIAL_HIT
-            cause, also = self._refused_cause(op, refused), ()
-        elif refused is not None and found.status is not Status.MISS:
-            if status is Status.FULL_HIT:
-                status = Status.PARTIAL_HIT
-            cause, also = self._refused_cause(op, refused), ()
-        answer = Answer(
-            request.request,
-            status,
-            tokens,
-            found.hash_tokens,
-            self._usable_tokens(op),
-            cause,
-            also,
-            self._replay_from(op, tokens),
-            None,
-            grant,
-            found.tokens_lost_to_alignment,
-            tuple((model.groups[g].name, n) for g, n in sorted(op.moved.items())),
-            tuple(sorted(op.sources)) if grant is not None else (),
-        )
+        answer = self.answers.finished(op, tokens, grant, refused)
         self._counted(op, answer, tokens if grant is not None else 0)
         self._answer(op, answer)
         return answer
-
-    def _refused_cause(self, op: AcquireOp, refused: Reason | None) -> Cause | None:
-        if op.limited is not None:
-            group, reason = op.limited
-        elif refused is not None:
-            group, reason = self.ctx.suspect if refused is Reason.BYPASSED else 0, refused
-        else:
-            first = self.ctx.model.groups[0]
-            group, reason = 0, absent_reason(first.kind, state=first.form is Form.STATE)
-        spec = self.ctx.model.groups[group]
-        left_out = op.choice is not None and op.choice.from_tier and op.limited == op.choice.left_out
-        from_tier = left_out or (op.limited is not None and op.limited == op.late)
-        return cause_of(spec.name, spec.kind, reason, from_tier=from_tier)
 
     def _counted(self, op: AcquireOp, answer: Answer, granted: int) -> None:
         if op.background or op.request.probe or op.client == self.ctx.config.holder:
@@ -1018,7 +719,7 @@ class Leader:
     def _answer(self, op: AcquireOp, answer: Answer) -> None:
         op.phase = DONE
         if answer.replay_from is not None:
-            answer = replace(answer, approximate=self._approximate(answer.tokens, answer.replay_from))
+            answer = replace(answer, approximate=self.answers.is_approximate(answer.tokens, answer.replay_from))
         self._restores(op, now=False)
         op.cancel_timers()
         if op.turn is not None:
@@ -1034,15 +735,7 @@ class Leader:
             return
         self._recent.put(op.request.request, answer)
         if op.request.explain:
-            view = op.view
-            answer = replace(
-                answer,
-                columns=tuple(view.told_columns() if op.request.versions else view.columns.values()),
-                evicted=tuple(view.evicted.items()),
-                unreachable=tuple(sorted(view.unreachable)),
-                plan=() if op.choice is None else op.choice.expected,
-                told=tuple(op.told),
-            )
+            answer = explained(op, answer)
         self.ctx.send(op.client, answer)
 
     # --- leases of several holders -------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_a_session_elsewhere_sees_what_this_one_wrote_by_its_mark(session: Sessi
 
 def test_no_verb_is_only_blocking() -> None:
     def verbs(of: type) -> set[str]:
-        return {name for name in vars(of) if not name.startswith("_") and inspect.isroutine(getattr(of, name))}
+        return {name for name in dir(of) if not name.startswith("_") and inspect.isroutine(getattr(of, name))}
 
     # Makes a record and asks nobody.
     assert verbs(Session) - verbs(AsyncSession) == {"request"}
