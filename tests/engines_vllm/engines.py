@@ -33,6 +33,24 @@ class Engine(trial.Engine):
 
         blocks.load = load
 
+    def note_audits(self) -> None:
+        """From here on remember what audits found."""
+        session = self.tier.blocks.session
+        self.found: list[str] = []
+        tell = session.audited
+
+        def audited(tokens: Any, lease: Any, outcome: Any) -> Any:
+            self.found.append(str(outcome))
+            return tell(tokens, lease, outcome)
+
+        session.audited = audited
+
+    def audits(self) -> list[str]:
+        """What audits found; the engine steps, so that what it computed is stored."""
+        self.generate([[5] * 20], 2)
+        self.settle()
+        return self.found
+
     def refuse_loads(self, refused: bool) -> int:
         """Let the connector's loads fail at their end, or not; returns how many did since this was last said."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
