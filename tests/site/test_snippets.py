@@ -171,8 +171,9 @@ def test_dots_stand_for_anything_and_nothing_else_does() -> None:
 
 
 def test_the_configuration_of_vllm_names_a_tier_and_fields_that_it_has() -> None:
-    (block,) = (block for block in BLOCKS if block.language == "json")
-    (tier,) = json.loads(block.body)["kv_connector_extra_config"]["secondary_tiers"]
+    configured = [json.loads(block.body) for block in BLOCKS if block.language == "json"]
+    told, connector = sorted(configured, key=lambda config: "kv_connector_module_path" in config)
+    (tier,) = told["kv_connector_extra_config"]["secondary_tiers"]
     source = ROOT.joinpath(*tier.pop("module_path").split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     methods = [node for node in classes[tier.pop("type")].body if isinstance(node, ast.FunctionDef)]
@@ -180,6 +181,15 @@ def test_the_configuration_of_vllm_names_a_tier_and_fields_that_it_has() -> None
     assert set(tier) <= {argument.arg for argument in init.args.kwonlyargs}
     assert "fabric" in tier
     FabricSpec.load({"model": {"groups": [QUICK_GROUP]}, **tier["launch"]})
+    source = (
+        ROOT.joinpath(*connector["kv_connector_module_path"].split(".")[1:])
+        .with_suffix(".py")
+        .read_text(encoding="utf-8")
+    )
+    assert f"class {connector['kv_connector']}(" in source
+    extra = connector["kv_connector_extra_config"]
+    assert all(f'"{field}"' in source for field in extra)
+    FabricSpec.load({"model": {"groups": [QUICK_GROUP]}, **extra["launch"]})
 
 
 def inline() -> list[str]:
