@@ -176,7 +176,9 @@ class HolderClient(_Line):
             for fd in answer.descriptors:
                 os.close(fd)
             raise FabricError(f"holder {self.member.address}: its arena was not handed over: {reply}")
-        return map_read_only(answer.descriptors[0], ArenaLayout.of_plain(reply.pools, reply.places)), reply.incarnation
+        return map_read_only(
+            answer.descriptors[0], ArenaLayout.of_plain(reply.pools, reply.places, reply.slab_bytes)
+        ), reply.incarnation
 
     def call(self, record: Any, expect: type[R], timeout_s: float = REQUEST_TIMEOUT_S) -> R:
         """Ask and wait. Raises HolderLost, or FabricError where the request makes no sense.

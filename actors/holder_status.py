@@ -21,9 +21,10 @@ def holder_status(holder: Holder) -> dict[str, Any]:
             "group": names[p.group],
             "kind": str(holder.spec.model.groups[p.group].kind),
             "shard": p.shard,
-            "slots": p.slots,
-            "free": len(p.free),
+            "slots": p.capacity,
+            "free": p.unused,
             "evictable": p.evictable,
+            "slabs": len(ctx.books.slabs.of((p.group, p.shard))),
             "slot_bytes": holder.spec.model.groups[p.group].block_bytes,
         }
         for p in ctx.books.pools.values()

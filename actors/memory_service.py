@@ -68,8 +68,8 @@ class MemoryService(Service):
 
     def _arena_reply(self, record: ArenaRequest) -> bytes:
         layout, weights = self.memory.layout, self.core.ctx.weights
-        places = layout.places_plain()
-        reply = ArenaReply(record.request, self.address, self.incarnation, weights, layout.pools_plain(), places)
+        pools, places = layout.pools_plain(), layout.places_plain()
+        reply = ArenaReply(record.request, self.address, self.incarnation, weights, pools, places, layout.slab_bytes)
         return wire.encode(reply)
 
     def _slots_reply(self, client: str, record: SlotsRequest) -> Reply:

@@ -12,6 +12,10 @@ readers in other processes see the same bytes, so the order of header writes is 
 Layout (all little endian): one page of arena header, the header table (64 bytes a slot, padded to
 pages), then the slots; every slot begins on a page so that a writer's mapping covers only its own.
 
+With slabs the pools of the readers' tier lie over one another: each has slots all over the tier's area, cut into
+slabs of one size, and a slab is one pool's at a time (``slabs``). A slot number belongs to its pool for good, so its
+version goes on counting whoever has the slab, and in the slabs of others its header says ELSEWHERE.
+
 Slots of pools in GPU memory have their headers here, in host memory, and their payload there: at an
 offset into the GPU's part, which is laid out likewise and begins with its first slot.
 """
@@ -75,6 +79,8 @@ class SlotState(IntEnum):
     WRITING = 1
     SEALED = 2
     QUARANTINED = 3
+    ELSEWHERE = 4
+    """Another pool has the slab that the slot lies in: these bytes are none of this slot's."""
 
 
 class Memory(StrEnum):
@@ -117,9 +123,16 @@ class PoolLayout:
 class ArenaLayout:
     """Where each pool's slots lie. Slot numbers run through all pools in order; one way to digest serves all."""
 
-    def __init__(self, pools: Sequence[PoolLayout], checksum: Checksum = Checksum.XXH3_128) -> None:
+    def __init__(
+        self, pools: Sequence[PoolLayout], checksum: Checksum = Checksum.XXH3_128, slab_bytes: int = 0
+    ) -> None:
+        """``slab_bytes``: of a slab of the readers' tier; 0 where each pool has a range of its own.
+
+        Raises SpecError for pools that do not fit: each of the readers' tier has as many slots as the slabs hold.
+        """
         self.pools = tuple(pools)
         self.checksum = checksum
+        self.slab_bytes = slab_bytes
         self.slots = sum(pool.slots for pool in self.pools)
         if not self.slots:
             raise SpecError("pools: an arena needs at least one slot")
@@ -127,21 +140,48 @@ class ArenaLayout:
         self.table_offset = PAGE_BYTES
         self.headers_bytes = PAGE_BYTES + table_bytes
         offsets = {Memory.HOST: self.headers_bytes, Memory.CUDA: 0}
+        self.readers_tier = min(pool.tier for pool in self.pools)
+        """The tier that readers map: the highest there is. Pools of a lower one take what is swapped out of it."""
+        self.slabs = self._slabs()
+        """How many slabs the readers' pools share; 0 where each has a range of its own."""
         self.first_slot: list[int] = []
         self.pool_offset: list[int] = []
-        slot = 0
+        slot, area = 0, -1
         for pool in self.pools:
             self.first_slot.append(slot)
-            self.pool_offset.append(offsets[pool.memory])
             slot += pool.slots
-            offsets[pool.memory] += pool.slots * pool.stride_bytes
+            if not self._shares(pool):
+                self.pool_offset.append(offsets[pool.memory])
+                offsets[pool.memory] += pool.slots * pool.stride_bytes
+                continue
+            if area < 0:
+                area = offsets[pool.memory]
+                offsets[pool.memory] += self.slabs * slab_bytes
+            self.pool_offset.append(area)
         self.size_bytes = offsets[Memory.HOST]
         """Bytes of the range in host memory: headers, and the payload that lies there."""
         self.cuda_bytes = offsets[Memory.CUDA]
         """Bytes of payload in GPU memory."""
         self._bounds = [first + pool.slots for first, pool in zip(self.first_slot, self.pools, strict=True)]
-        self.readers_tier = min(pool.tier for pool in self.pools)
-        """The tier that readers map: the highest there is. Pools of a lower one take what is swapped out of it."""
+
+    def _shares(self, pool: PoolLayout) -> bool:
+        """Whether a pool lies in the slabs of the readers' tier."""
+        return bool(self.slab_bytes) and pool.tier is self.readers_tier
+
+    def _slabs(self) -> int:
+        sharing = [pool for pool in self.pools if self._shares(pool)]
+        if not sharing:
+            return 0
+        if self.slab_bytes % PAGE_BYTES or self.slab_bytes < max(pool.stride_bytes for pool in sharing):
+            raise SpecError(f"slab_bytes: {self.slab_bytes} are no whole pages, or less than a slot")
+        counts = {divmod(pool.slots, self.slots_a_slab(pool)) for pool in sharing}
+        if len(counts) > 1 or any(rest for _, rest in counts) or len({pool.memory for pool in sharing}) > 1:
+            raise SpecError("slab_bytes: the pools of the readers' tier do not have the same slabs of one memory")
+        return counts.pop()[0]
+
+    def slots_a_slab(self, pool: PoolLayout) -> int:
+        """How many slots of a pool fit a slab; at least one."""
+        return self.slab_bytes // pool.stride_bytes
 
     def pool_of(self, slot: int) -> int:
         """Index of the pool a slot belongs to. Raises IndexError for a slot outside the arena."""
@@ -154,8 +194,12 @@ class ArenaLayout:
 
     def offset_of(self, slot: int) -> int:
         """Byte offset of a slot's payload in the memory that its pool lies in."""
-        pool = self.pool_of(slot)
-        return self.pool_offset[pool] + (slot - self.first_slot[pool]) * self.pools[pool].stride_bytes
+        index = self.pool_of(slot)
+        pool, place = self.pools[index], slot - self.first_slot[index]
+        if not self._shares(pool):
+            return self.pool_offset[index] + place * pool.stride_bytes
+        slab, inside = divmod(place, self.slots_a_slab(pool))
+        return self.pool_offset[index] + slab * self.slab_bytes + inside * pool.stride_bytes
 
     def below_readers(self, slot: int) -> bool:
         """Whether a slot lies on a lower tier than readers map. Raises IndexError for a slot outside the arena."""
@@ -175,32 +219,36 @@ class ArenaLayout:
         return () if set(places) == {(str(Memory.HOST), str(Checksum.XXH3_128))} else places
 
     @classmethod
-    def of_plain(cls, pools: Iterable[Sequence[Any]], places: Iterable[Sequence[Any]] = ()) -> ArenaLayout:
+    def of_plain(
+        cls, pools: Iterable[Sequence[Any]], places: Iterable[Sequence[Any]] = (), slab_bytes: int = 0
+    ) -> ArenaLayout:
         """Raises WireError for what :meth:`pools_plain` and :meth:`places_plain` do not make."""
         try:
             rows = [PoolLayout(int(g), int(s), int(n), int(b), Tier(t)) for g, s, n, b, t in pools]
             said = [(Memory(memory), Checksum(checksum)) for memory, checksum in places]
             if not said:
-                return cls(rows)
+                return cls(rows, slab_bytes=slab_bytes)
             placed = [replace(pool, memory=memory) for pool, (memory, _) in zip(rows, said, strict=True)]
             (checksum,) = {checksum for _, checksum in said}
-            return cls(placed, checksum)
-        except (TypeError, ValueError) as error:
+            return cls(placed, checksum, slab_bytes)
+        except (TypeError, ValueError, SpecError) as error:
             raise WireError(f"arena layout: {error}") from None
 
     def to_plain(self) -> list[list[Any]]:
         """Plain lists for a wire record, one a pool; :meth:`from_plain` is the inverse."""
         places = self.places_plain() or ((),) * len(self.pools)
-        return [[*pool, *place] for pool, place in zip(self.pools_plain(), places, strict=True)]
+        rows: list[list[Any]] = [[*pool, *place] for pool, place in zip(self.pools_plain(), places, strict=True)]
+        return [*rows, [self.slab_bytes]] if self.slab_bytes else rows
 
     @classmethod
     def from_plain(cls, plain: Iterable[Sequence[Any]]) -> ArenaLayout:
         """Raises WireError for anything :meth:`to_plain` does not make."""
         try:
             rows = [tuple(row) for row in plain]
-        except TypeError as error:
+            slab_bytes = int(rows.pop()[0]) if rows and len(rows[-1]) == 1 else 0
+        except (TypeError, ValueError) as error:
             raise WireError(f"arena layout: {error}") from None
-        return cls.of_plain([row[:5] for row in rows], [row[5:] for row in rows if len(row) > 5])
+        return cls.of_plain([row[:5] for row in rows], [row[5:] for row in rows if len(row) > 5], slab_bytes)
 
 
 class Arena:
@@ -322,6 +370,11 @@ class Arena:
         """Take the bytes away from readers: bump the version, then the state."""
         self.versions[slot] += 1
         self.states[slot] = state
+
+    def vacate_all(self, slots: npt.NDArray[np.int64], state: SlotState) -> None:
+        """:meth:`vacate` for many slots at once."""
+        self.versions[slots] += 1
+        self.states[slots] = state
 
     def version(self, slot: int) -> int:
         return int(self.versions[slot])

@@ -23,6 +23,7 @@ from .kinds import Reason
 from .lifecycle import Verb
 from .lives import Lives
 from .objects import Obj
+from .pools import Pool
 
 
 class Books(Lives):
@@ -56,7 +57,7 @@ class Books(Lives):
         if occupant is not None:
             self.evict(occupant)
         self._keep_limits(obj)
-        self.pools[obj.group, obj.shard].free.remove(slot)
+        self.pools[obj.group, obj.shard].take(slot)
         obj.advance(Verb.RESERVE)
         self._own(obj, slot)
         obj.advance(Verb.FILL)
@@ -71,9 +72,16 @@ class Books(Lives):
         """A free slot for the object, its limits kept: whatever must leave for that leaves now."""
         pool = self.pools[obj.group, obj.shard]
         self._keep_limits(obj)
-        if not pool.free:
-            self._push_out(self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}"))
+        self.make_free(pool)
         return pool.free.pop()
+
+    def make_free(self, pool: Pool) -> None:
+        """Let who must make room until a slot of the pool is free; where nobody may, no slab of it is given away."""
+        while not pool.free:
+            if pool.closed and not pool.evictable:
+                pool.reopen()
+            else:
+                self._push_out(self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}"))
 
     def worths(self, objects: Sequence[Obj]) -> list[float]:
         """What the policy says each of these objects, which have slots here, is worth."""
@@ -90,6 +98,8 @@ class Books(Lives):
             return False
         pool = self.pools[obj.group, obj.shard]
         if not pool.free:
+            if pool.closing:
+                return False
             victim = self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}")
             if self.leaving.value[victim.slot] >= worth:
                 return False
@@ -113,6 +123,7 @@ class Books(Lives):
         for obj in (*self.leaving.company(victim), victim):
             self.victims += 1
             self.leaving.policy.left(obj.slot, obj.digest, self.now_s)
+            self.losses.left(obj.group, obj.digest)
             self.evict(obj)
 
     def _own(self, obj: Obj, slot: int) -> None:

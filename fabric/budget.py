@@ -7,11 +7,12 @@ The split holds the same prompts in every group: none runs full long before the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from .arena import PAGE_BYTES
-from .kinds import Form, ObjectKind
+from .arena import PAGE_BYTES, ArenaLayout
+from .kinds import Form, ObjectKind, SpecError
 from .model import ModelSpec
 from .needs import needs, rules_of
 
@@ -90,3 +91,31 @@ def sizes(model: ModelSpec, memory_bytes: int, shards: int, *, checkpoint: str, 
             for group, count, tokens in zip(model.groups, slots, held, strict=True)
         ],
     }
+
+
+SLABS = 64
+"""Into how many slabs a tier is cut, at least, where nobody says."""
+
+
+def in_slabs(layout: ArenaLayout, slabs_min: int = SLABS) -> tuple[ArenaLayout, tuple[int, ...]]:
+    """The same memory, the readers' part of it shared slab by slab; and how many slabs each of its pools has at first.
+
+    A slab holds at least one slot of any pool; what a last slot leaves over is lost, so it holds many where there is
+    memory for it. Raises SpecError where there is too little for a slab each and one to move.
+    """
+    pools = [pool for pool in layout.pools if pool.tier is layout.readers_tier]
+    memory_bytes = sum(pool.slots * pool.stride_bytes for pool in pools)
+    largest = max(pool.stride_bytes for pool in pools)
+    slab_bytes = max(1, memory_bytes // max(slabs_min, len(pools) + 1) // largest) * largest
+    slabs = memory_bytes // slab_bytes
+    if slabs <= len(pools):
+        raise SpecError(f"slabs: {memory_bytes} bytes are too few for {len(pools)} pools with slots of {largest}")
+    due = [Fraction(pool.slots * pool.stride_bytes, slab_bytes) for pool in pools]
+    shares = [max(1, int(part)) for part in due]
+    while sum(shares) != slabs:
+        step = 1 if sum(shares) < slabs else -1
+        may = [i for i, count in enumerate(shares) if count + step >= 1]
+        shares[max(may, key=lambda i: (due[i] - shares[i]) * step)] += step
+    sharing = [replace(pool, slots=slabs * (slab_bytes // pool.stride_bytes)) for pool in pools]
+    below = [pool for pool in layout.pools if pool.tier is not layout.readers_tier]
+    return ArenaLayout([*sharing, *below], layout.checksum, slab_bytes), tuple(shares)

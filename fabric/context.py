@@ -90,6 +90,12 @@ class HolderConfig:
     limits: tuple[ByteLimit, ...] = ()
     quotas: tuple[tuple[str, TenantQuota], ...] = ()
     """By tenant; ``EVERY_TENANT`` for those that have none of their own."""
+    slab_shares: tuple[int, ...] = ()
+    """How many slabs each readers' pool has at first, in their order; evenly where nobody says."""
+    slab_look_s: float = 5.0
+    """How often it is asked whether a slab should change hands."""
+    slab_gather_s: float = 15.0
+    """How long it is watched what each pool loses before one changes hands."""
     ageing_s: float = 5.0
     event_ack_s: float = 1.0
     event_batches_kept: int = 64
@@ -136,7 +142,15 @@ class HolderContext:
         self.model = model
         self.arena = arena
         self.incarnation = incarnation
-        self.books = Books(model, config.shards, arena, config.limits, dict(config.quotas), eviction=eviction)
+        self.books = Books(
+            model,
+            config.shards,
+            arena,
+            config.limits,
+            dict(config.quotas),
+            eviction=eviction,
+            slab_shares=config.slab_shares,
+        )
         self.books.last_tenants = {} if config.zero_between_tenants else None
         self.books.writing = writing
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)), span_of(model))

@@ -91,9 +91,7 @@ class DiskDesk:
         self.remote = RemoteCopies(ctx, self.extents)
         everything = RestoreLimit(config.restore_bytes_max, config.restore_extents_max)
         self._queue = RestoreQueue((everything, *config.restore_limits))
-        self.line = RestoreLine(
-            {key: max(1, int(config.restore_share * pool.slots)) for key, pool in ctx.books.pools.items()}
-        )
+        self.line = RestoreLine(lambda key: max(1, int(config.restore_share * ctx.books.pools[key].capacity)))
         self.rate = Rate(config.restore_bytes_per_s)
         self.host_rate = Rate(config.host_bytes_per_s)
         self.host = HostDesk(ctx, self)

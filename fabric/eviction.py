@@ -70,6 +70,9 @@ class Eviction(Protocol):
     def left(self, slot: int, digest: bytes, now_s: float) -> None:
         """This slot's object makes room now."""
 
+    def moved(self, old: int, new: int) -> None:
+        """One slot's object lies in another slot of its pool from here on."""
+
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         """What each slot's object is worth, of shape (len(slots),): about ``count`` of the least will leave."""
 
@@ -99,6 +102,9 @@ class LeastRecentlyUsed:
 
     def left(self, slot: int, digest: bytes, now_s: float) -> None:
         """Nothing is remembered of what left."""
+
+    def moved(self, old: int, new: int) -> None:
+        self._last[new] = self._last[old]
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count, now_s

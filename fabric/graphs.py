@@ -73,6 +73,8 @@ class GraphDesk:
         slots = np.frombuffer(run.slots, dtype="<u4").astype(np.int64)
         if pool is None or ((slots < pool.first) | (slots >= pool.first + pool.slots)).any():
             return Reason.VERSION_CHANGED
+        if not all(self.ctx.books.slabs.has((run.group, run.shard), slot) for slot in slots.tolist()):
+            return Reason.VERSION_CHANGED
         arena = self.ctx.arena
         if arena.versions[slots].tobytes() != run.versions or (arena.states[slots] != SlotState.SEALED).any():
             return Reason.VERSION_CHANGED

@@ -111,6 +111,7 @@ from .room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
 from .sampling import Sampler
 from .scrub import Scrubber
 from .series import Sample
+from .slab_desk import SlabDesk
 from .stores import StoreDesk
 from .tally import Unreused
 from .wakes import Wake
@@ -148,6 +149,7 @@ class HolderCore:
         self.copies = CopyDesk(self.ctx, placement, self.leader.release)
         self.leader.granted = self.copies.granted
         self.scrubber = Scrubber(self.ctx)
+        self.slabs = SlabDesk(self.ctx, self.graphs)
         self.disk_scrubber = DiskScrubber(self.ctx, self.disk.extents)
         self.intake = IntakeDesk(self.ctx)
         self.purges = PurgeDesk(self.ctx, self.disk, self.stores, self.leader.release)
@@ -224,6 +226,7 @@ class HolderCore:
         self.disk.found(found)
         self.events.start()
         self.scrubber.start()
+        self.slabs.start()
         self.disk_scrubber.start()
         return self._settle()
 
@@ -238,12 +241,13 @@ class HolderCore:
             case Undeliverable():
                 self._undeliverable(event.to, event.message)
             case TransferDone():
-                if not self.disk.copied(event) and not self.intake.transferred(event):
+                if not (self.disk.copied(event) or self.intake.transferred(event) or self.slabs.transferred(event)):
                     self.parts.transferred(event)
             case TransferQuiet():
                 self.intake.transfer_quiet(event.token)
                 self.parts.transfer_quiet(event.token)
                 self.disk.quiet(event.token)
+                self.slabs.quiet(event.token)
             case Digested():
                 if not (
                     self.parts.digested(event.token, event.checksums)
@@ -297,9 +301,7 @@ class HolderCore:
     def load(self, clients: int) -> Load:
         """What this holder has to do, so many clients of its node included."""
         counters, books = self.ctx.counters, self.ctx.books
-        used = sum(
-            (pool.slots - len(pool.free)) * books.model.groups[pool.group].block_bytes for pool in books.pools.values()
-        )
+        used = sum(pool.used * books.model.groups[pool.group].block_bytes for pool in books.pools.values())
         waiting = len(self.disk.line) + self.disk.waiting
         evicted = self.ctx.tally.lost_tokens.get(Reason.EVICTED, 0)
         return Load(clients, counters["admission_refusals"], evicted, waiting, used)

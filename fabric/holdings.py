@@ -4,52 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .admission import AdmissionBook, ByteLimit, TenantQuota
-from .arena import Arena, ArenaLayout
+from .arena import Arena
 from .claims import Slots
 from .columns import bits_of, column_of, entry_of
 from .eviction import EvictionFactory, LeastRecentlyUsed, PoolShape
 from .kinds import ObjectKind
 from .lifecycle import State
+from .losses import Losses
 from .messages import Column, Objects, Prompt, Room
 from .model import ModelSpec
 from .objects import Change, Obj, split
 from .passport import Abi
+from .pools import Pool, readers_pools
 from .room import RoomBook, Structure
+from .slabs import SlabBook
 from .writing import DiskAdmission
 
-
-@dataclass(slots=True)
-class Pool:
-    """The slots of one group and shard: ``first`` .. ``first + slots``."""
-
-    group: int
-    shard: int
-    first: int
-    slots: int
-    free: list[int]
-    evictable: int = 0
-
-    @property
-    def room(self) -> int:
-        return len(self.free) + self.evictable
-
+NOBODY = "\0"
+"""Who last had a slot that came from another pool: no tenant is called that."""
 
 _NOTHING: dict[bytes, int] = {}
-
-
-def _pools(layout: ArenaLayout) -> dict[tuple[int, int], Pool]:
-    """The pools that readers read from, with every slot free."""
-    pools = {}
-    for first, pool in zip(layout.first_slot, layout.pools, strict=True):
-        if pool.tier is layout.readers_tier:
-            free = list(range(first + pool.slots - 1, first - 1, -1))
-            pools[pool.group, pool.shard] = Pool(pool.group, pool.shard, first, pool.slots, free)
-    return pools
 
 
 def _shapes(model: ModelSpec, pools: Iterable[Pool]) -> dict[tuple[int, int], PoolShape]:
@@ -82,13 +60,15 @@ class Holdings:
         quotas: Mapping[str, TenantQuota] | None = None,
         *,
         eviction: EvictionFactory = LeastRecentlyUsed,
+        slab_shares: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.admission = AdmissionBook(model, limits, quotas)
         self.shards = tuple(shards)
         self.arena = arena
         self.owner: list[Obj | None] = [None] * arena.layout.slots
-        self.pools = _pools(arena.layout)
+        self.pools = readers_pools(arena.layout)
+        self.slabs = SlabBook(arena, self.pools, slab_shares)
         self.table: dict[tuple[int, int], dict[bytes, Obj]] = {
             (g, s): {} for g in range(len(model.groups)) for s in self.shards
         }
@@ -133,6 +113,7 @@ class Holdings:
         """Told of an object that has the copies below of another from here on."""
         self.shapes = _shapes(model, self.pools.values())
         self.leaving = RoomBook.of(self, eviction(tuple(self.shapes.values())), slots)
+        self.losses = Losses(model, self.leaving.structure.prefix)
         self.quarantined_bytes: Counter[ObjectKind] = Counter()
         """Of slots that foreign bytes may still reach."""
 
@@ -258,5 +239,5 @@ class Holdings:
                 obj = table.get(key)
                 if obj is not None and (obj.state is State.RESTORING or (obj.pins and obj.slot >= 0)):
                     pinned |= 1 << i
-            rooms.append(Room(group, shard, pool.room, pool.slots, pinned))
+            rooms.append(Room(group, shard, pool.room, pool.capacity, pinned))
         return rooms

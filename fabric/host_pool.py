@@ -38,6 +38,10 @@ class HostPool:
     leaving: set[int] = field(default_factory=set)
     """Nobody's any more, but still being read or not yet quiet."""
 
+    @property
+    def used(self) -> int:
+        return self.slots - len(self.free)
+
 
 class HostPools:
     """All host slots of one holder; keeps the arena's headers of them in step."""

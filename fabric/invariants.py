@@ -5,6 +5,7 @@ An empty list is the good news. Nothing here changes anything or raises for what
 
     admission_limits_hold       no limit is exceeded, and what is charged is what is owned
     kinds_stay_separate         each slot serves the one group and shard of its pool
+    slabs_have_one_owner        each slab serves one pool, and the others' headers there say so
     validated_is_what_is_used   every live lease's slots still bear the leased versions
     graph_topology_is_static    nothing under a graph lease has moved
     granted_after_proof         every live lease stands on four passed verdicts over its very slots
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .arena import SlotState
 from .books import Books
 from .holder import HolderCore
 from .kinds import Layer
@@ -88,8 +90,8 @@ def accounting(core: HolderCore) -> Accounting:
             counts["sealed"] += 1
     on_tier = sum(obj.state in ON_DISK_ONLY for table in books.table.values() for obj in table.values())
     return Accounting(
-        pool_slots=sum(pool.slots for pool in books.pools.values()),
-        free=sum(len(pool.free) for pool in books.pools.values()),
+        pool_slots=sum(pool.capacity for pool in books.pools.values()),
+        free=sum(pool.unused for pool in books.pools.values()),
         reserved=counts["reserved"],
         sealed=counts["sealed"],
         pinned=counts["pinned"],
@@ -99,7 +101,7 @@ def accounting(core: HolderCore) -> Accounting:
     )
 
 
-# --- the six -----------------------------------------------------------------------------------
+# --- the seven ----------------------------------------------------------------------------------
 
 
 def admission_limits_hold(core: HolderCore) -> list[Violation]:
@@ -130,7 +132,8 @@ def kinds_stay_separate(core: HolderCore) -> list[Violation]:
     for (group, shard), pool in books.pools.items():
         first, last = pool.first, pool.first + pool.slots
         kind = books.model.groups[group].kind
-        if pool.free and not first <= min(pool.free) <= max(pool.free) < last:
+        free = [*pool.free, *pool.closed]
+        if free and not first <= min(free) <= max(free) < last:
             details.append(f"a slot of another pool is free in the pool of {group}/{shard}")
         details += [
             f"slot {obj.slot} of pool {group}/{shard} holds a {obj.kind} of {obj.group}/{obj.shard}"
@@ -138,6 +141,29 @@ def kinds_stay_separate(core: HolderCore) -> list[Violation]:
             if obj is not None and (obj.group != group or obj.shard != shard or obj.kind is not kind)
         ]
     return [Violation("kinds_stay_separate", detail) for detail in details]
+
+
+def slabs_have_one_owner(core: HolderCore) -> list[Violation]:
+    """Each slab serves one pool: nobody else has a free or owned slot there, and every header of theirs says so."""
+    books, states = core.ctx.books, core.ctx.arena.states
+    slabs = books.slabs
+    details: list[str] = []
+    for key, pool in books.pools.items() if len(slabs) else ():
+        mine = np.zeros(pool.slots, dtype=np.bool_)
+        for slab in slabs.of(key):
+            part = slabs.slots(key, slab)
+            mine[part.start - pool.first : part.stop - pool.first] = True
+        elsewhere = states[pool.first : pool.first + pool.slots] == SlotState.ELSEWHERE
+        used = np.array([obj is not None for obj in books.owner[pool.first : pool.first + pool.slots]], dtype=np.bool_)
+        used[[slot - pool.first for slot in (*pool.free, *pool.closed)]] = True
+        name = f"pool {key[0]}/{key[1]}"
+        details += [
+            f"{name}: slot {pool.first + i} is used in another pool's slab" for i in np.flatnonzero(used & ~mine)
+        ]
+        details += [f"{name}: the header of slot {pool.first + i} lies" for i in np.flatnonzero(elsewhere == mine)]
+        if int(mine.sum()) != pool.capacity:
+            details.append(f"{name}: {int(mine.sum())} slots lie in its slabs, {pool.capacity} are counted")
+    return [Violation("slabs_have_one_owner", detail) for detail in details]
 
 
 def validated_is_what_is_used(core: HolderCore) -> list[Violation]:
@@ -201,7 +227,7 @@ def slots_lost(books: Books) -> int:
         owned = (
             s for s in range(pool.first, pool.first + pool.slots) if (o := books.owner[s]) is not None and o.slot == s
         )
-        lost += pool.slots - len({*pool.free, *owned})
+        lost += pool.capacity - len({*pool.free, *pool.closed, *owned})
     return lost
 
 
@@ -209,7 +235,9 @@ def nothing_is_lost(core: HolderCore) -> list[Violation]:
     """Every slot is free or owned, once; every owned slot and every pin is owed to somebody; host slots likewise."""
     books = core.ctx.books
     details = [f"slot {slot}: {have} pins, {due} are owed" for slot, have, due in _unlike(books.pins, _pins(core))]
-    hands = {id(obj) for desk in (core.stores, core.parts, core.intake, core.disk) for obj in desk.in_hand()}
+    hands = {
+        id(obj) for desk in (core.stores, core.parts, core.intake, core.disk, core.slabs) for obj in desk.in_hand()
+    }
     counted = books.pins.tolist()
     owner = books.owner
     for key, pool in books.pools.items():
@@ -248,13 +276,14 @@ def _miscounted(core: HolderCore, key: tuple[int, int], owned: int, evictable: i
     """What one pool says of itself and is not so."""
     books = core.ctx.books
     pool = books.pools[key]
-    free = set(pool.free)
+    unused = [*pool.free, *pool.closed]
+    free = set(unused)
     name = f"pool {key[0]}/{key[1]}"
     found = []
-    if len(free) != len(pool.free):
+    if len(free) != len(unused):
         found.append(f"{name}: a slot is free twice")
-    if len(free) + owned != pool.slots or any(books.owner[slot] is not None for slot in free):
-        found.append(f"{name}: {len(free)} free and {owned} owned of {pool.slots} slots")
+    if len(free) + owned != pool.capacity or any(books.owner[slot] is not None for slot in free):
+        found.append(f"{name}: {len(free)} free and {owned} owned of {pool.capacity} slots")
     if evictable != pool.evictable:
         found.append(f"{name}: {evictable} slots can be evicted, {pool.evictable} are counted")
     return found
@@ -262,7 +291,7 @@ def _miscounted(core: HolderCore, key: tuple[int, int], owned: int, evictable: i
 
 def _pins(core: HolderCore) -> list[int]:
     """Every slot that some desk has pinned, once a pin."""
-    slots = [obj.slot for desk in (core.pins, core.disk) for obj in desk.pinned()]
+    slots = [obj.slot for desk in (core.pins, core.disk, core.slabs) for obj in desk.pinned()]
     slots += core.parts.pinned()
     for record in core.ctx.leases.live.values():
         for run in record.proof.runs:
@@ -275,6 +304,7 @@ Invariant = Callable[[HolderCore], list[Violation]]
 INVARIANTS: tuple[Invariant, ...] = (
     admission_limits_hold,
     kinds_stay_separate,
+    slabs_have_one_owner,
     validated_is_what_is_used,
     graph_topology_is_static,
     granted_after_proof,

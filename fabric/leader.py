@@ -706,6 +706,8 @@ class Leader:
         if op.restores and granted:
             self.ctx.recovery.add(self.ctx.now - op.started_s)
         self.ctx.tally.answered(op.request.prompt.n, answer, granted)
+        if answer.cause is not None:
+            self.ctx.books.losses.cut(answer.cause.group, op.request.prompt, answer.hash_tokens, granted)
         self.ctx.journal.add(Answered(self.ctx.now, op.request, answer))
         if granted:
             self.granted(op.request, granted)

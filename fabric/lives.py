@@ -82,6 +82,7 @@ class Lives(Holdings):
         slots = np.array([obj.slot for obj in run], dtype=np.int64)
         self.leaving.touched(slots)
         digests, positions = [obj.digest for obj in run], [obj.position for obj in run]
+        self.losses.came(key[0], digests)
         self.leaving.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
 
     def _install(self, obj: Obj) -> None:
@@ -98,6 +99,26 @@ class Lives(Holdings):
         if obj.evictable:
             self._became_evictable(obj)
         self._changed(Change(obj, gone=False, evicted=False))
+
+    def is_current(self, obj: Obj) -> bool:
+        """Whether an object is the visible one of its key still."""
+        return self.find(obj.group, obj.shard, obj.digest) is obj
+
+    def moved(self, old: Obj, new: Obj) -> None:
+        """A pinned object's bytes stand in another slot as well, proven: that copy is the visible one from here on.
+
+        It has the uses and the copies below of the old one, which leaves once nothing pins it.
+        """
+        self.seal(new, old.checksum)
+        new.on_disk, old.on_disk = old.on_disk, None
+        new.below, old.below = old.below, -1
+        used, slots = old.last_use, (old.slot, new.slot)
+        self.uses[new.slot] = self.uses[old.slot]
+        self.leaving.moved(*slots)
+        self._install(new)
+        self.last_use[new.slot] = used
+        if new.on_a_tier:
+            self.taken_over(new)
 
     def restored_all(self, objects: Sequence[Obj]) -> None:
         """The bytes of RESTORING objects stand, and are those of their checksums."""
@@ -337,7 +358,7 @@ class Lives(Holdings):
         self.leaving.unlink(obj)
         self.settled[obj.slot] = False
         self.owner[obj.slot] = None
-        self.pools[obj.group, obj.shard].free.append(obj.slot)
+        self.pools[obj.group, obj.shard].give_back(obj.slot)
         self.admission.discharge(obj)
         obj.slot = -1
         self.room_gained += 1

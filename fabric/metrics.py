@@ -175,8 +175,8 @@ def _state(core: HolderCore) -> Iterator[Point]:
     slots: dict[tuple[str, str], int] = {}
     for pool in books.pools.values():
         kind = books.model.groups[pool.group].kind
-        held = pool.slots - len(pool.free) - pool.evictable
-        for state, n in (("free", len(pool.free)), ("evictable", pool.evictable), ("held", held)):
+        held = pool.used - pool.evictable
+        for state, n in (("free", pool.unused), ("evictable", pool.evictable), ("held", held)):
             slots[str(kind), state] = slots.get((str(kind), state), 0) + n
     for labels, n in slots.items():
         yield Point("kvfabric_slots", labels, n)

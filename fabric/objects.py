@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -67,6 +67,20 @@ class Obj:
 
     def advance(self, verb: Verb) -> None:
         self.state = advance(self.kind, self.state, verb)
+
+    def elsewhere(self) -> Obj:
+        """The same object without a slot and without copies below: to be brought to another slot."""
+        return replace(
+            self,
+            state=State.ABSENT,
+            slot=-1,
+            version=0,
+            visible=False,
+            books=None,
+            on_disk=None,
+            below=-1,
+            linked=False,
+        )
 
     @property
     def pins(self) -> int:

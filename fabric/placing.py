@@ -10,13 +10,12 @@ wait for each other's slots go round by one spare slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .context import HolderContext
 from .effects import Pair, StartTransfer, TransferDone
 from .graphs import GraphDesk
 from .kinds import Reason
-from .lifecycle import State
 from .objects import Obj
 from .restores import PATIENCE_S
 from .validation import Held, HeldRun
@@ -119,18 +118,7 @@ class Placer:
     def _move(self, run: HeldRun, place: int, slot: int) -> Move:
         old = self.ctx.books.owner[slot]
         assert old is not None, "a held slot has an owner"
-        new = replace(
-            old,
-            state=State.ABSENT,
-            slot=-1,
-            version=0,
-            visible=False,
-            books=None,
-            on_disk=None,
-            below=-1,
-            linked=False,
-        )
-        return Move(run, place, old, new)
+        return Move(run, place, old, old.elsewhere())
 
     def _start(self, placing: Placing) -> None:
         ctx = self.ctx
@@ -154,7 +142,7 @@ class Placer:
                 self._restless.setdefault(event.token, []).append(move.new)
                 placing.refuse(Reason.TRANSFER_FAILED, move.old.group)
                 continue
-            if moved.checksum == move.old.checksum and self._still_current(move):
+            if moved.checksum == move.old.checksum and self.ctx.books.is_current(move.old):
                 self._swap(move, placing.digests)
                 continue
             self.ctx.books.give_up(move.new)
@@ -168,15 +156,9 @@ class Placer:
         for obj in self._restless.pop(token, ()):
             self.ctx.books.quiet(obj)
 
-    def _still_current(self, move: Move) -> bool:
-        """Whether the copied object is still the visible one of its key: an older one never replaces a newer."""
-        return self.ctx.books.find(move.old.group, move.old.shard, move.old.digest) is move.old
-
     def _swap(self, move: Move, digests: dict[int, bytes]) -> None:
         books = self.ctx.books
-        books.seal(move.new, move.old.checksum)
-        move.new.on_disk, move.old.on_disk = move.old.on_disk, None
-        books.install(move.new)
+        books.moved(move.old, move.new)
         books.pin(move.new)
         move.run.replace(move.place, move.new.slot)
         digests[move.new.slot] = move.new.checksum

@@ -209,7 +209,7 @@ class RestoreLine:
     need. A need larger than the share goes when nothing else of that pool is being restored.
     """
 
-    share_slots: Mapping[tuple[int, int], int]
+    share_slots: Callable[[tuple[int, int]], int]
     reserved: Counter[tuple[int, int]] = field(default_factory=Counter)
     _turns: list[tuple[float, int, Turn]] = field(default_factory=list)
     _count: int = 0
@@ -219,7 +219,7 @@ class RestoreLine:
 
     def admits(self, need: Need) -> bool:
         return all(
-            not self.reserved[pool] or self.reserved[pool] + slots <= self.share_slots.get(pool, 0)
+            not self.reserved[pool] or self.reserved[pool] + slots <= self.share_slots(pool)
             for pool, slots in need.items()
         )
 

@@ -27,8 +27,9 @@ from .kinds import Form, ObjectKind, ProtocolError
 from .model import ModelSpec
 
 if TYPE_CHECKING:
-    from .holdings import Holdings, Pool
+    from .holdings import Holdings
     from .objects import Obj
+    from .pools import Pool
 
 BATCH_MIN = 8
 BATCH_SHARE = 128
@@ -103,6 +104,11 @@ class Retained:
 
     def forget(self, slot: int) -> None:
         self.weight[slot] = 0.0
+
+    def moved(self, old: int, new: int) -> None:
+        """One slot's object lies in another."""
+        for column in (self.weight, self.since_s, self.until_s):
+            column[new] = column[old]
 
     def raised(self, slots: Slots, values: npt.NDArray[np.float64], now_s: float) -> npt.NDArray[np.float64]:
         """The values, those of retained objects moved up the order by their weight (1: past all others) and what is left of it."""
@@ -293,6 +299,12 @@ class RoomBook:
     def again(self) -> None:
         """Something is to leave before all others: rank anew."""
         self._batches.clear()
+
+    def moved(self, old: int, new: int) -> None:
+        """One slot's object lies in another from here on, and is worth what it was."""
+        self.policy.moved(old, new)
+        self.retained.moved(old, new)
+        self.touched([new])
 
     def touched(self, slots: Slots | Sequence[int]) -> None:
         """These were used: what was told of their worth does not hold any more."""

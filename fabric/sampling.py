@@ -61,7 +61,7 @@ class Sampler:
             pools = ctx.books.pools if readers else self.disk.host.pools.pools
             pool = pools[layout.group, layout.shard]
             here = found.setdefault(ctx.model.groups[layout.group].kind, {})
-            here[layout.tier] = here.get(layout.tier, 0) + (pool.slots - len(pool.free)) * layout.slot_bytes
+            here[layout.tier] = here.get(layout.tier, 0) + pool.used * layout.slot_bytes
         for (kind, tier), nbytes in self.disk.extents.bytes_held.items():
             if nbytes:
                 found.setdefault(kind, {})[tier] = nbytes

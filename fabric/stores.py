@@ -80,6 +80,9 @@ class StoreDesk:
         if lacking is not None:
             ctx.counters["admission_refusals"] += 1
             ctx.tally.admission_refusals["store", lacking.reason] += 1
+            if lacking.reason is Reason.ADMISSION_LIMIT:
+                short = [obj for obj in fresh if (obj.group, obj.shard) == (lacking.group, lacking.shard)]
+                ctx.books.losses.short(lacking.group, len(short) * ctx.model.groups[lacking.group].unit_tokens)
             return StoreBegun(message.request, 0, (), lacking.reason, ctx.model.groups[lacking.group].name)
         expires_s = ctx.now + ctx.config.attempt_ttl_s
         self.attempts[number] = Attempt(

@@ -59,6 +59,10 @@ class S3Fifo:
             while len(self._ghost) > self._ghost_max:
                 self._ghost.popitem(last=False)
 
+    def moved(self, old: int, new: int) -> None:
+        for column in (self._main, self._place, self._uses):
+            column[new] = column[old]
+
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         """Each one's place in line, with both queues moved on as far as ``count`` departures would."""
         del now_s

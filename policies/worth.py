@@ -190,6 +190,11 @@ class Worth:
             kind, last_s = dropped
             learned.span(np.array([kind]), np.array([max(now_s - last_s, 0.0)]), used=False)
 
+    def moved(self, old: int, new: int) -> None:
+        for column in (self._classes, self._born, self._uses, self._last_s, self._there):
+            column[new] = column[old]
+        self._there[old] = False
+
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count
         self._catch_up()

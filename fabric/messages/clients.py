@@ -40,6 +40,7 @@ class ArenaReply:
     weights: bytes
     pools: tuple[PlainPool, ...]
     places: tuple[PlainPlace, ...] = added(2, ())
+    slab_bytes: int = added(2, 0)
 
 
 @record(75, since=2)

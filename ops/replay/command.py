@@ -38,6 +38,9 @@ def replay(
     checkpoint: Annotated[
         str, typer.Option(help="Which windows, tails and snapshots are kept: all, every:N, ends, branches.")
     ] = "branches",
+    slabs: Annotated[
+        bool, typer.Option("--slabs", help="Let groups share the memory slab by slab, as the mix of prompts changes.")
+    ] = False,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -74,7 +77,7 @@ def replay(
     mean_tokens = max(1, found.tokens // len(found.requests))
     layout = layout_of(spec, int(capacity_gib * GIB), checkpoint, mean_tokens, working_set_blocks(found) + 1)
     disk_bytes = None if disk_gib is None else int(disk_gib * GIB)
-    plan = Plan(found, spec, nodes, layout, eviction, checkpoint, disk_bytes)
+    plan = Plan(found, spec, nodes, layout, eviction, checkpoint, disk_bytes, slabs)
     with _progress("replaying", len(found.requests)) as told:
         result, samples = _on_cluster(plan, told) if cluster else _simulated(plan, told)
     if series is not None:
@@ -90,12 +93,15 @@ def replay(
 
 
 def _simulated(plan: Plan, told: Callable[[int], None]) -> tuple[Result, list[Sample]]:
+    from ...fabric.budget import in_slabs
     from ...fabric.series import merged
     from ...policies.eviction import eviction_policy
     from .machine import Setup
     from .play import WEIGHTS, Replay
 
-    setup = Setup(plan.model, plan.nodes, plan.layout, WEIGHTS, eviction_policy(plan.eviction), plan.disk_bytes)
+    layout, shares = in_slabs(plan.layout) if plan.slabs else (plan.layout, ())
+    eviction = eviction_policy(plan.eviction)
+    setup = Setup(plan.model, plan.nodes, layout, WEIGHTS, eviction, plan.disk_bytes, shares)
     played = Replay(plan.trace, setup, plan.checkpoint)
     return played.run(told), merged(played.series())
 

@@ -60,6 +60,7 @@ class Setup:
     weights: bytes
     eviction: EvictionFactory
     disk_bytes: int | None = None
+    slab_shares: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class SimulatedFabric:
                 directory=DIRECTORY,
                 grants_always=True,
                 disk_bytes_max=setup.disk_bytes,
+                slab_shares=setup.slab_shares,
             )
             core = HolderCore(
                 config,
@@ -202,7 +204,7 @@ class SimulatedFabric:
         books = core.ctx.books
         moving: list[Objects] = []
         for pool in books.pools.values():
-            reserve = max(1, pool.slots // SPILL_SHARE)
+            reserve = max(1, pool.capacity // SPILL_SHARE)
             if len(pool.free) >= reserve:
                 continue
             unit = self.setup.model.groups[pool.group].unit_tokens

@@ -53,11 +53,12 @@ class Result:
     wall_s: float
     skipped_lines: int = 0
     stores_refused: int = 0
+    slabs_moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is played on what. ``disk_bytes``: of each node; None for no disk."""
+    """What is played on what. ``disk_bytes``: of each node; None for no disk. ``slabs``: groups share a node's memory."""
 
     trace: Trace
     model: ModelSpec
@@ -66,6 +67,7 @@ class Plan:
     eviction: str
     checkpoint: str
     disk_bytes: int | None
+    slabs: bool = False
 
 
 @dataclass(slots=True)
@@ -193,6 +195,7 @@ class Replay:
             wall_s=round(wall_s, 3),
             skipped_lines=self.trace.bad,
             stores_refused=self.stores_refused,
+            slabs_moved=sum(node.core.ctx.counters["slabs_moved"] for node in self.fabric.nodes.values()),
         )
 
     def series(self) -> list[list[Sample]]:

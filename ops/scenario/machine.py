@@ -157,8 +157,8 @@ class Life:
         kept = self.core.ctx.books
         books.pins += sum(1 for obj in kept.owner if obj is not None and obj.pins)
         for pool in kept.pools.values():
-            accounted = set(pool.free) | set(self._owned(pool.first, pool.slots))
-            books.slots_lost += pool.slots - len(accounted)
+            accounted = {*pool.free, *pool.closed} | set(self._owned(pool.first, pool.slots))
+            books.slots_lost += pool.capacity - len(accounted)
         books.slots_lost += self.core.disk.host.pools.lost()
 
     def _owned(self, first: int, slots: int) -> Iterator[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...fabric.admission import EVERY_TENANT, ByteLimit, TenantQuota
 from ...fabric.arena import ArenaLayout, PoolLayout
+from ...fabric.budget import in_slabs
 from ...fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
 from ...fabric.kinds import ObjectKind, Tier
 from ...fabric.messages import Prompt
@@ -198,12 +199,18 @@ def random_host_slots(rng: random.Random, slots: list[int]) -> list[int]:
     return [max(1, int(n * share)) for n in slots]
 
 
-def layout_of(slots: list[int], host_slots: list[int], shards: tuple[int, ...]) -> ArenaLayout:
-    """A holder's arena: for each group a pool a shard; with host slots, one of host memory below it."""
+def layout_of(
+    slots: list[int], host_slots: list[int], shards: tuple[int, ...], slabs: int
+) -> tuple[ArenaLayout, tuple[int, ...]]:
+    """A holder's arena: for each group a pool a shard; with host slots, one of host memory below it.
+
+    With ``slabs`` the readers' pools share their memory in so many, and have as many each at first as is said too.
+    """
     top = Tier.G1 if host_slots else Tier.G2
     pools = [PoolLayout(g, s, n, BLOCK_BYTES, top) for g, n in enumerate(slots) for s in shards]
     pools += [PoolLayout(g, s, n, BLOCK_BYTES, Tier.G2) for g, n in enumerate(host_slots) for s in shards]
-    return ArenaLayout(pools)
+    layout = ArenaLayout(pools)
+    return in_slabs(layout, slabs) if slabs else (layout, ())
 
 
 def weights_name(number: int) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...fabric import wire
@@ -205,6 +206,8 @@ class World:
             dump_objects_max=16,
             lease_s_max=20.0,
             graph_check_s=3.0,
+            slab_look_s=0.7,
+            slab_gather_s=1.3,
         )
 
     def start_holder(self, name: str) -> None:
@@ -212,10 +215,11 @@ class World:
         node, shards = self.holders[name]
         self.incarnations[name] += 1
         incarnation = self.incarnations[name]
-        arena = heap_arena(layout_of(self.slots, self.host_slots, shards), incarnation)
+        layout, shares = layout_of(self.slots, self.host_slots, shards, self.slabs)
+        arena = heap_arena(layout, incarnation)
         weights = weights_digest16(self.weights[-1])
         core = HolderCore(
-            self.config(name),
+            replace(self.config(name), slab_shares=shares),
             self.model,
             arena,
             incarnation,
@@ -247,6 +251,11 @@ class World:
         effects = core.start(self.local(node), disk.found())
         self.perform(life, effects)
         self.schedule_tick(life)
+
+    @cached_property
+    def slabs(self) -> int:
+        """Into how many slabs the readers' memory is cut; 0: a range for each pool."""
+        return random.Random(f"slabs of {self.seed}").choice((0, 12, 30))
 
     @property
     def restores(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvfabric.fabric.arena import Arena, ArenaLayout, PoolLayout, heap_arena
+from kvfabric.fabric.budget import in_slabs
 from kvfabric.fabric.context import HolderConfig
 from kvfabric.fabric.effects import Digested, DigestSlots, Moved, Received, Send, StartTransfer, Tick, TransferDone
 from kvfabric.fabric.holder import HolderCore
@@ -34,9 +35,11 @@ CLIENT = "client:1"
 class OneHolder:
     """A holder that grants always, asks no directory that answers, and moves bytes within itself at once."""
 
-    def __init__(self, model: ModelSpec, slots: int = 16, **config: Any) -> None:
+    def __init__(self, model: ModelSpec, slots: int = 16, *, slabs: int = 0, **config: Any) -> None:
         self.model = model
         layout = ArenaLayout([PoolLayout(g, 0, slots, spec.block_bytes) for g, spec in enumerate(model.groups)])
+        if slabs:
+            layout, config["slab_shares"] = in_slabs(layout, slabs)
         self.arena: Arena = heap_arena(layout, 1)
         self.core = HolderCore(HolderConfig("n0", "n0", grants_always=True, **config), model, self.arena, 1, WEIGHTS)
         self.now = 0.0

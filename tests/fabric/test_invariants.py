@@ -192,6 +192,7 @@ def test_every_invariant_of_the_design_is_there_and_each_has_a_misdeed() -> None
     assert names == [
         "admission_limits_hold",
         "kinds_stay_separate",
+        "slabs_have_one_owner",
         "validated_is_what_is_used",
         "graph_topology_is_static",
         "granted_after_proof",

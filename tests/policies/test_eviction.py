@@ -203,6 +203,8 @@ def test_a_policy_of_another_package_is_asked() -> None:
 
         def left(self, slot: int, digest: bytes, now_s: float) -> None: ...
 
+        def moved(self, old: int, new: int) -> None: ...
+
         def values(self, slots: Slots, count: int, now_s: float) -> Values:
             return self.last[slots]
 

@@ -166,7 +166,7 @@ class Child:
                 raise FabricError(f"disk child: {type(message).__name__} is not expected")
 
     def _set_up(self, message: Setup) -> None:
-        arena = map_read_write(self._arena_fd, ArenaLayout.of_plain(message.pools, message.places))
+        arena = map_read_write(self._arena_fd, ArenaLayout.of_plain(message.pools, message.places, message.slab_bytes))
         self._budget = Budget(message.bytes_per_s)
         self._tier = Tier(message, arena, self._faults, self.tell)
         for number in range(IO_THREADS):

@@ -247,6 +247,7 @@ class DiskTier:
                 layout.places_plain(),
                 settings.passports,
                 settings.remote,
+                layout.slab_bytes,
             )
         )
         writer = loop.create_task(self._write_out(child))

@@ -57,6 +57,7 @@ class Setup:
     places: tuple[PlainPlace, ...]
     passports: tuple[AbiPassport, ...]
     remote: RemoteSetup | None = None
+    slab_bytes: int = 0
 
 
 @record(201)
