@@ -132,7 +132,7 @@ class Holder(MemoryService):
         self.mesh.unreachable = frozenset(setup["unreachable"])
         self.spec = spec
         self.shards: tuple[int, ...] = tuple(setup["shards"])
-        layout = spec.layout(self.shards, setup["slots"])
+        layout, slab_shares = spec.layout_in_slabs(self.shards, setup["slots"])
         available = memory_available_bytes()
         if layout.size_bytes > available:  # the kernel would end this process when it runs out, not refuse now
             raise SpecError(
@@ -154,6 +154,7 @@ class Holder(MemoryService):
             shard_map=ShardMap(*setup["shard_map"]) if "shard_map" in setup else None,
             verify_always=spec.verify == "always",
             zero_between_tenants=spec.zero_between_tenants,
+            slab_shares=slab_shares,
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
             attempt_ttl_s=spec.attempt_ttl_s,

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from ..fabric.admission import ByteLimit
 from ..fabric.arena import ArenaLayout, Checksum, Memory, PoolLayout
-from ..fabric.budget import slots_for
+from ..fabric.budget import in_slabs, slots_for
 from ..fabric.kinds import ObjectKind, SpecError, Tier
 from ..fabric.model import GroupSpec, ModelSpec
 from ..fabric.passport import AbiPassport
@@ -347,6 +347,8 @@ class FabricSpec(BaseModel):
     ``eviction``: who makes room (``default``, ``lru``, ``s3fifo``, or an entry point of ``kvfabric.eviction``).
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
+    ``slabs``: groups share what readers map slab by slab: memory goes from the group that loses least for want of room to
+    the one that loses most, as the mix of prompts changes; what is named above is then where it begins.
     ``zero_between_tenants``: overwrite a slot before another tenant's state is written to it, so that nobody is handed
     what another one left there; of slots in host memory.
     ``audit_fraction``: of which part of the leases an adapter recomputes the state too, and compares.
@@ -389,6 +391,7 @@ class FabricSpec(BaseModel):
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
     zero_between_tenants: bool = False
+    slabs: bool = False
     audit_fraction: float = Field(default=0.0, ge=0, le=1)
     log_acquires: Literal["none", "short", "all"] = "short"
     metrics_every_s: float = Field(default=5.0, ge=0)
@@ -431,6 +434,11 @@ class FabricSpec(BaseModel):
             self.limits.byte_limits(self.model)
         except SpecError as error:
             raise ValueError(str(error)) from None
+        if self.slabs:
+            try:
+                self.layout(self.shards_of(0))
+            except SpecError as error:
+                raise ValueError(str(error)) from None
         if self.device == "cuda":
             if self.disk is not None and self.host_memory_bytes is None:
                 raise ValueError("host_memory_bytes: between a GPU and a disk bytes pass through host memory")
@@ -528,6 +536,16 @@ class FabricSpec(BaseModel):
 
     def layout(self, shards: tuple[int, ...], slots: Mapping[str, int] | None = None) -> ArenaLayout:
         """The arena of a holder that owns ``shards``; ``slots`` in place of the spec's own."""
+        return self.layout_in_slabs(shards, slots)[0]
+
+    def layout_in_slabs(
+        self, shards: tuple[int, ...], slots: Mapping[str, int] | None = None
+    ) -> tuple[ArenaLayout, tuple[int, ...]]:
+        """The same, and where the readers' pools share it in slabs, how many each has at first. Raises SpecError."""
+        split = self._split(shards, slots)
+        return in_slabs(split) if self.slabs else (split, ())
+
+    def _split(self, shards: tuple[int, ...], slots: Mapping[str, int] | None) -> ArenaLayout:
         named = self.slots if slots is None else slots
         if self.host_memory_bytes is None and self.device == "cpu":
             return ArenaLayout(self._pools(Tier.G2, self.memory_bytes, named, shards), self.digested)

@@ -50,6 +50,10 @@ class Holdings:
     """Counts what left memory to make room."""
     now_s: float = 0.0
     """The time of the step under way."""
+    writing: DiskAdmission | None = None
+    """What may go to disk; None: everything."""
+    last_tenants: dict[int, str] | None = None
+    """By slot, whose state it last held, where a slot is overwritten before another tenant has it; else None."""
 
     def __init__(
         self,
@@ -82,10 +86,6 @@ class Holdings:
         self.last_use = np.zeros(slots, dtype=np.int64)
         self.uses = np.zeros(slots, dtype=np.int32)
         """How often the slot's object was used (stored, leased), where ``writing`` asks for it."""
-        self.writing: DiskAdmission | None = None
-        """What may go to disk; None: everything."""
-        self.last_tenants: dict[int, str] | None = None
-        """By slot, whose state it last held, where a slot is overwritten before another tenant has it; else None."""
         self.settled = np.zeros(slots, dtype=np.bool_)
         """Whether the slot's object is visible and sealed: evictable where nothing pins it."""
         self.first_out = np.zeros(slots, dtype=np.bool_)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from .context import HolderContext
 from .effects import Pair, StartTransfer, TransferDone
 from .graphs import GraphDesk
-from .kinds import Reason
 from .holdings import NOBODY
 from .objects import Obj
 from .pools import Key, Pool
@@ -199,9 +198,7 @@ class SlabDesk:
             elif moved.fault is None and moved.checksum == old.checksum and books.is_current(old) and old.pins == 1:
                 books.moved(old, new)
             else:
-                books.give_up(new)
-                if moved.fault is None and moved.checksum != old.checksum:
-                    books.mark_bad(old, Reason.CHECKSUM_MISMATCH)
+                books.give_up(new)  # what lies in memory is judged where it is used
             books.unpin(old)
         self._go_on()
         return True

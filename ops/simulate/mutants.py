@@ -56,6 +56,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("replay_for_graphs", "a captured graph is granted a replay", rules.replay_for_graphs),
     Mutant("floors_only_planned", "a limit keeps nothing for another kind", steps.floors_only_planned),
     Mutant("quota_at_start", "a tenant's leases are not counted at the grant", steps.quota_at_start),
+    Mutant("slab_not_empty", "a slab changes hands with what lies in it", steps.slab_not_empty),
+    Mutant("slab_kept", "who gave a slab away goes on using it", steps.slab_kept),
     Mutant("drain_digest", "what a drain moved is not digested", steps.drain_digest),
     Mutant("retired_weights", "a reader does not look at the weights in force", steps.retired_weights),
 )

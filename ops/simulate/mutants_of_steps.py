@@ -25,7 +25,10 @@ from ...fabric.lives import Lives
 from ...fabric.messages import Done, LeaseGrant, LeasePart, PinEnd, Prompt, SourceRun, StoreCommit
 from ...fabric.objects import Obj, split
 from ...fabric.pins import PinDesk, SourcePin
+from ...fabric.pools import Key
 from ...fabric.shares import Arriving, Part, Source
+from ...fabric.slab_desk import SlabDesk
+from ...fabric.slabs import SlabBook
 from ...fabric.stores import CHECKSUM_BYTES, StoreDesk
 from ...fabric.validation import Proof
 from .patches import Patches, call
@@ -216,6 +219,35 @@ def quota_at_start(patches: Patches) -> None:
         return None if refused is Reason.QUOTA else refused
 
     patches.put(GrantDesk, "refusal", refusal)
+
+
+def slab_not_empty(patches: Patches) -> None:
+    """A slab that is to be given away goes at once."""
+
+    def at_once(desk: SlabDesk) -> None:
+        giving, books = desk.giving, desk.ctx.books
+        if giving is None:
+            return
+        leaving, coming = (books.slabs.slots(key, giving.slab) for key in (giving.giver, giving.taker))
+        books.pools[giving.giver].close(leaving)
+        books.pools[giving.giver].closed = list(leaving)
+        books.slabs.hand_over(giving.slab, giving.taker)
+        books.room_gained += len(coming)
+        desk.giving = None
+
+    patches.put(SlabDesk, "_go_on", at_once)
+
+
+def slab_kept(patches: Patches) -> None:
+    """The free slots of a slab that was given away stay free to its giver."""
+    honest = vars(SlabBook)["hand_over"]
+
+    def kept(slabs: SlabBook, slab: int, taker: Key) -> None:
+        giver = slabs.owner[slab]
+        honest(slabs, slab, taker)
+        slabs.pools[giver].free += slabs.slots(giver, slab)
+
+    patches.put(SlabBook, "hand_over", kept)
 
 
 def move_under_graph(patches: Patches) -> None:

@@ -28,6 +28,12 @@ MODEL = ModelSpec.load(
 P, Q = range(17), range(100, 117)
 
 
+def _use_a_slab_given_away(core: HolderCore) -> None:
+    """Both pools' memory is one slab each; the second pool's is the first one's too."""
+    books = core.ctx.books
+    books.slabs.owner = [(0, 0), (0, 0)]
+
+
 @pytest.fixture
 def core() -> HolderCore:
     """A holder in the middle of everything: leases, a graph lease, open and aborted attempts, a copy on disk."""
@@ -165,6 +171,7 @@ MISDEEDS: tuple[tuple[str, Callable[[HolderCore], None]], ...] = (
     ("nothing_is_lost", _swap_two_slots),
     ("kinds_stay_separate", _share_a_free_list),
     ("kinds_stay_separate", _own_another_pools_slot),
+    ("slabs_have_one_owner", _use_a_slab_given_away),
     ("validated_is_what_is_used", _rewrite_a_leased_slot),
     ("validated_is_what_is_used", _unseal_a_leased_slot),
     ("graph_topology_is_static", _thaw),
