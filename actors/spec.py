@@ -432,13 +432,9 @@ class FabricSpec(BaseModel):
                     raise ValueError(f"{field}.{name}: {count} is not within 1..{SLOTS_MAX}")
         try:
             self.limits.byte_limits(self.model)
+            self.layout(self.shards_of(0))
         except SpecError as error:
             raise ValueError(str(error)) from None
-        if self.slabs:
-            try:
-                self.layout(self.shards_of(0))
-            except SpecError as error:
-                raise ValueError(str(error)) from None
         if self.device == "cuda":
             if self.disk is not None and self.host_memory_bytes is None:
                 raise ValueError("host_memory_bytes: between a GPU and a disk bytes pass through host memory")
