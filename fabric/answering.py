@@ -21,12 +21,12 @@ class Answers:
         self.ctx = ctx
         self.disk = disk
 
-    def pending(self, op: AcquireOp, found: Resolution) -> Answer:
-        """Recovery would lengthen the hit and is not awaited."""
+    def pending(self, op: AcquireOp, found: Resolution, far: tuple[int, float] | None) -> Answer:
+        """Recovery would lengthen the hit and is not awaited. ``far``: what other holders' tiers bring last, and when."""
         cause, also = self._pending_cause(op, found)
         nbytes = 0.0
         for plan in op.using.plan(found.tokens, found.revisions):
-            for run in plan.local:
+            for run in plan.local if plan.holder == self.ctx.config.holder else ():
                 column = op.view.columns.get((plan.holder, run.group, run.shard))
                 if column is not None:
                     nbytes += self.disk.weight_bytes(run, column.tier)
@@ -39,7 +39,7 @@ class Answers:
             cause,
             also,
             self.replay_from_of(op, found.tokens),
-            self.disk.expected_s(nbytes),
+            max(self.disk.expected_s(nbytes) if nbytes or far is None else 0.0, 0.0 if far is None else far[1]),
             None,
             found.tokens_lost_to_alignment,
         )

@@ -18,6 +18,7 @@ from .books import Books
 from .effects import Effect, Send
 from .eviction import EvictionFactory, LeastRecentlyUsed
 from .expected import Measured
+from .far_tiers import FarTiers
 from .journal import Journal
 from .kinds import Reason
 from .leases import LeaseBook
@@ -50,8 +51,8 @@ class HolderConfig:
     ``limits``: byte limits per kind and tenant; ``restores_max`` and ``restore_bytes_max``: what may
     be restored from a tier at a time; ``ageing_s``: how long one step of priority is worth in line;
     ``graph_check_s``: how often an expired graph share asks whether it is still leased;
-    ``restore_bytes_per_s`` and ``host_bytes_per_s``: how fast the disk and host memory are taken to be read
-    until that is measured.
+    ``restore_bytes_per_s``, ``host_bytes_per_s``, ``store_bytes_per_s``: how fast the disk, host memory and the store
+    that all nodes share are taken to be read until that is measured.
     """
 
     holder: str
@@ -104,6 +105,7 @@ class HolderConfig:
     graph_check_s: float = 10.0
     restore_bytes_per_s: float = 1e9
     host_bytes_per_s: float = 5e9
+    store_bytes_per_s: float = 1e8
     move_bytes_per_s: float | None = None
     """What restores, fetches, copies, writes and uploads may move together, in a second; None for no limit."""
     scrub_bytes_per_s: float | None = None
@@ -155,6 +157,7 @@ class HolderContext:
         self.books.writing = writing
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)), span_of(model))
         """Which directory shard answers for which part of a chain."""
+        self.far_tiers = FarTiers()
         self.changes_told = 0
         """Changes of objects handed to the event streams, over this life."""
         self.leases = LeaseBook(self.books)

@@ -43,7 +43,7 @@ from .model import ModelSpec
 from .objects import Obj, held_refusal, split
 from .passport import Abi
 from .remote_copies import RemoteCopies
-from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue
+from .restores import PATIENCE_S, Rate, RestoreLimit, RestoreLine, RestoreQueue, Where
 from .segments import ChainPlace
 from .tally import Outcome, Way
 
@@ -76,6 +76,7 @@ class Reading:
     since_s: float
     weight_bytes: float
     below: dict[int, int] = field(default_factory=dict)
+    from_store: bool = False
 
 
 class DiskDesk:
@@ -94,6 +95,7 @@ class DiskDesk:
         self.line = RestoreLine(lambda key: max(1, int(config.restore_share * ctx.books.pools[key].capacity)))
         self.rate = Rate(config.restore_bytes_per_s)
         self.host_rate = Rate(config.host_bytes_per_s)
+        self.store_rate = Rate(config.store_bytes_per_s)
         self.host = HostDesk(ctx, self)
         self._restless: dict[int, list[Obj]] = {}
         """By transfer: objects whose slots its bytes may still reach."""
@@ -112,8 +114,8 @@ class DiskDesk:
     def bytes_before(self, place_s: float = float("inf")) -> float:
         """What is being read, and what goes before that place (:meth:`weight_bytes`)."""
         reading = sum(reading.weight_bytes for reading in self._reading.values())
-        disk, host = self._queue.bytes_before(place_s)
-        return reading + disk + host * self._host_weight
+        waiting = self._queue.bytes_before(place_s)
+        return reading + sum(nbytes * self._weight_in(where) for where, nbytes in waiting.items())
 
     def expected_s(self, nbytes: float, place_s: float = float("inf")) -> float:
         """When that many bytes (:meth:`weight_bytes`) would be here, behind what goes before that place."""
@@ -122,7 +124,7 @@ class DiskDesk:
     def weight_bytes(self, run: Objects, tier: int) -> float:
         """Bytes of a run of this holder's that lie on a tier (bits by index), as :meth:`expected_s` counts them.
 
-        A copy in host memory counts as what the disk reads while it is copied.
+        A copy in host memory, or in the store, counts as what the disk reads while it comes.
         """
         lying = [digest for i, digest in zip(run.indices, split(run.digests), strict=True) if tier >> i & 1]
         found = (self.ctx.books.find(run.group, run.shard, digest) for digest in lying)
@@ -130,11 +132,13 @@ class DiskDesk:
         return sum(size_bytes if obj is None else self._weight(obj) for obj in found)
 
     def _weight(self, obj: Obj) -> float:
-        return obj.length if obj.below < 0 else obj.length * self._host_weight
+        where = Where.HOST if obj.below >= 0 else Where.STORE if self._from_store(obj) else Where.DISK
+        return obj.length * self._weight_in(where)
 
-    @property
-    def _host_weight(self) -> float:
-        return self.rate.bytes_per_s / self.host_rate.bytes_per_s
+    def _weight_in(self, where: Where) -> float:
+        """Bytes of the disk that are read while one byte of there comes."""
+        rates = {Where.HOST: self.host_rate, Where.STORE: self.store_rate, Where.DISK: self.rate}
+        return self.rate.bytes_per_s / rates[where].bytes_per_s
 
     @property
     def takes_writes(self) -> bool:
@@ -400,7 +404,7 @@ class DiskDesk:
             self.ctx.books.reserve_restore(obj)
             self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.ATTEMPTED)
             self.line.reserved[obj.group, obj.shard] += 1
-            self._queue.put(obj, place_s)
+            self._queue.put(obj, place_s, store=self._from_store(obj))
         self._read_more()
 
     def hurry(self, obj: Obj, place_s: float) -> None:
@@ -473,10 +477,10 @@ class DiskDesk:
             reads.append((*obj.on_disk, slot))
             objects[slot] = (obj, _extent(obj))
             self._used(obj)
-        self._reading[token] = Reading(objects, self.ctx.now, sum(obj.length for obj, _ in batch))
-        self.ctx.do(
-            ReadExtent(token, tuple(reads), self._from_store(batch[0][0]), self._wanted_s(obj for obj, _ in batch))
-        )
+        store = self._from_store(batch[0][0])
+        weight = sum(self._weight(obj) for obj, _ in batch)
+        self._reading[token] = Reading(objects, self.ctx.now, weight, from_store=store)
+        self.ctx.do(ReadExtent(token, tuple(reads), store, self._wanted_s(obj for obj, _ in batch)))
 
     def _copy_up(self, batch: list[tuple[Obj, int | None]]) -> None:
         """Copy objects from host memory to the slots that were reserved for them."""
@@ -549,7 +553,8 @@ class DiskDesk:
                 self.host.pools.give_up(result.slot)
                 landed.append((obj, extent, refused))
         self._land(landed, reading.since_s)
-        busy_s = self.rate.done(good_bytes, reading.since_s, self.ctx.now)
+        rate = self.store_rate if reading.from_store else self.rate
+        busy_s = rate.done(good_bytes, reading.since_s, self.ctx.now)
         self.ctx.learn(Measured(Work.RESTORE, good_bytes, busy_s))
         if halfway:
             self._copy_up(halfway)
@@ -591,7 +596,7 @@ class DiskDesk:
         """The copy in host memory proved wrong, and the disk has another: that one is read."""
         self.host.pools.drop(obj.below)
         self._queue.arrived(obj, extent)
-        self._queue.put(obj, self.ctx.now)
+        self._queue.put(obj, self.ctx.now, store=self._from_store(obj))
         self.ctx.counters["host_copies_wrong"] += 1
 
     def _out_of_reach(self, obj: Obj, extent: int | None) -> None:

@@ -44,6 +44,7 @@ class FetchDesk:
             ctx.config.pins_s,
         )
         ctx.send(source.holder, message)
+        source.asked_s = ctx.now
         deadline_s = ctx.now + ctx.config.request_timeout_s
         if any(bytes(8) in _versions(fetch) for fetch in source.fetches):
             deadline_s += ctx.config.recovery_wait_s  # the source restores it from its tier first
@@ -76,7 +77,13 @@ class FetchDesk:
             self.ctx.send(peer, PinEnd(message.op, ()))
             self._source_failed(part, source, Reason.VERSION_CHANGED)
             return
+        restored = sum(map(self._tier_bytes, source.fetches))
+        self.ctx.far_tiers.done(source.holder, restored, source.asked_s, self.ctx.now)
         self._transfer(part, source, source.arriving)
+
+    def _tier_bytes(self, fetch: Fetch) -> int:
+        """Bytes of what had no version, and so had to be restored at its source first."""
+        return _versions(fetch).count(bytes(8)) * self.ctx.model.groups[fetch.objects.group].block_bytes
 
     def _promises_fit(self, part: Part, source: Source, runs: tuple[SourceRun, ...]) -> bool:
         """Take the promised slots, versions and checksums; False where they are not what was asked for."""

@@ -364,6 +364,11 @@ class Leader:
 
     def _in_turn(self, op: AcquireOp, tokens: int, found: Resolution) -> None:
         """Open the shares; what needs this holder's disk first gets its turn, or is given up where it would be late."""
+        far = self.turns.far_tiers(op, tokens, found)
+        if far is not None and self.ctx.now + far[1] > op.due_s:
+            self.ctx.counters["restores_given_up"] += 1
+            self._without_tiers(op, far[0], Reason.DEADLINE_EXCEEDED)
+            return
         need, nbytes = self.turns.tier_need(op, tokens, found)
         tiers = self.turns.on_tiers(op, tokens, op.revisions_at(tokens, found))
         held = bool(tiers) and not self.turns.may_restore(op)
@@ -676,7 +681,7 @@ class Leader:
 
     def _finish_pending(self, op: AcquireOp, found: Resolution) -> None:
         """Recovery would lengthen the hit and is not awaited; an acquire starts it all the same."""
-        answer = self.answers.pending(op, found)
+        answer = self.answers.pending(op, found, self.turns.far_tiers(op, found.tokens, found))
         self._counted(op, answer, 0)
         request, in_line = op.request, op.turn is not None
         recover = request.prefetch or (not request.probe and (request.wait_s == 0 or in_line))

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from .kinds import ObjectKind
 from .objects import Obj
@@ -74,6 +75,14 @@ class Rate:
         return nbytes / self.bytes_per_s
 
 
+class Where(Enum):
+    """Where an object that waits is read from."""
+
+    DISK = "disk"
+    HOST = "host memory"
+    STORE = "store"
+
+
 class RestoreQueue:
     """Objects that wait to be read, by place within their kind, and what is being read of each kind.
 
@@ -85,8 +94,10 @@ class RestoreQueue:
         self.limits = tuple(limits)
         self._heaps: dict[tuple[ObjectKind, bool], list[tuple[float, int, Obj]]] = {}
         """By kind, and whether they lie in host memory."""
-        self._waiting_bytes: tuple[Counter[float], Counter[float]] = (Counter(), Counter())
-        """Of what waits on disk and in host memory, by the second of its place."""
+        self._waiting_bytes: dict[Where, Counter[float]] = {where: Counter() for where in Where}
+        """By the second of its place."""
+        self._where: dict[int, Where] = {}
+        """Of each that waits."""
         self._bytes: Counter[ObjectKind] = Counter()
         self._extents: dict[ObjectKind, Counter[int]] = {}
         self._count = 0
@@ -103,21 +114,25 @@ class RestoreQueue:
         for heap in self._heaps.values():
             yield from (obj for _, _, obj in heap)
 
-    def put(self, obj: Obj, place_s: float) -> None:
+    def put(self, obj: Obj, place_s: float, *, store: bool = False) -> None:
+        """``store``: it is read from the store that all nodes share, not from the disk."""
         self._count += 1
         self._places[id(obj)] = place_s
         in_host = obj.below >= 0
         heapq.heappush(self._heaps.setdefault((obj.kind, in_host), []), (place_s, self._count, obj))
-        self._waiting_bytes[in_host][_second(place_s)] += obj.length
+        where = self._where[id(obj)] = Where.HOST if in_host else Where.STORE if store else Where.DISK
+        self._waiting_bytes[where][_second(place_s)] += obj.length
 
-    def bytes_before(self, place_s: float) -> tuple[int, int]:
-        """Bytes on disk and in host memory that wait with a place up to the end of that one's second.
+    def bytes_before(self, place_s: float) -> dict[Where, int]:
+        """Bytes that wait with a place up to the end of that one's second.
 
         Kept by the second: every acquire that asks for what lies on a tier asks this, and thousands may wait.
         """
         last = _second(place_s)
-        disk, host = (sum(n for second, n in waiting.items() if second <= last) for waiting in self._waiting_bytes)
-        return disk, host
+        return {
+            where: sum(n for second, n in waiting.items() if second <= last)
+            for where, waiting in self._waiting_bytes.items()
+        }
 
     def take(self, obj: Obj) -> None:
         """Let one step out of line."""
@@ -126,7 +141,7 @@ class RestoreQueue:
             heap = self._heaps.get((obj.kind, in_host), [])
             for place_s, _, waiting in heap:
                 if waiting is obj:
-                    self._leaves(in_host, place_s, obj)
+                    self._leaves(place_s, obj)
             heap[:] = [entry for entry in heap if entry[2] is not obj]
             heapq.heapify(heap)
 
@@ -134,14 +149,15 @@ class RestoreQueue:
         """Let one that waits or is being read have this place, if it is the earlier; whether it did."""
         if self._places.get(id(obj), place_s) <= place_s:
             return False
-        if any(waiting is obj for waiting in self):
+        where = self._where.get(id(obj))
+        if where is not None:
             self.take(obj)
-            self.put(obj, place_s)
+            self.put(obj, place_s, store=where is Where.STORE)
         self._places[id(obj)] = place_s
         return True
 
-    def _leaves(self, in_host: bool, place_s: float, obj: Obj) -> None:
-        waiting, second = self._waiting_bytes[in_host], _second(place_s)
+    def _leaves(self, place_s: float, obj: Obj) -> None:
+        waiting, second = self._waiting_bytes[self._where.pop(id(obj))], _second(place_s)
         waiting[second] -= obj.length
         if not waiting[second]:
             del waiting[second]
@@ -149,10 +165,10 @@ class RestoreQueue:
     def next(self, ready: Callable[[Obj], bool]) -> Obj | None:
         """The next object that is ready and no limit holds back, now counted as being read; None if there is none."""
         heads = [(heap[0], key) for key, heap in self._heaps.items() if heap]
-        for (place_s, _, obj), (kind, in_host) in sorted(heads, key=lambda head: head[0][:2]):
+        for (place_s, _, obj), key in sorted(heads, key=lambda head: head[0][:2]):
             if not self._held_back(obj) and ready(obj):
-                heapq.heappop(self._heaps[kind, in_host])
-                self._leaves(in_host, place_s, obj)
+                heapq.heappop(self._heaps[key])
+                self._leaves(place_s, obj)
                 self._charge(obj)
                 return obj
         return None

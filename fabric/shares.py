@@ -36,6 +36,8 @@ class Source:
     incarnation: int
     fetches: list[Fetch]
     arriving: list[Arriving]
+    asked_s: float = 0.0
+    """When it was asked to pin them."""
     transferring: int = 0
     ended: bool = False
 

@@ -9,6 +9,7 @@ from .acquires import IN_LINE, AcquireOp
 from .admission import PRIORITY_MAX
 from .context import HolderContext
 from .disk import DiskDesk
+from .far_tiers import tolls_of
 from .kinds import Reason
 from .restores import BACKGROUND_S, PATIENCE_S, Need, Turn
 from .rules import Resolution
@@ -59,6 +60,23 @@ class TierTurns:
                         need[run.group, run.shard] += count
                         nbytes += self.disk.weight_bytes(run, tier)
         return need, nbytes
+
+    def far_tiers(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[int, float] | None:
+        """The group that other holders' tiers bring last to a position, and in how many seconds; None where they bring none."""
+        me, columns = self.ctx.config.holder, op.view.columns
+        if not any(column.tier for (holder, _, _), column in columns.items() if holder != me):
+            return None
+        runs = [
+            (holder, run)
+            for plan in op.using.plan(tokens, op.revisions_at(tokens, found))
+            for holder, run in (
+                *((plan.holder, run) for run in plan.local),
+                *((fetch.source, fetch.objects) for fetch in plan.fetches),
+            )
+            if holder != me
+        ]
+        tolls = tolls_of(runs, columns, self.ctx.model)
+        return self.ctx.far_tiers.slowest(tolls, self.ctx.now, self.disk.rate)
 
     def place_s(self, op: AcquireOp) -> float:
         """Its place in line to restore: the earlier, the sooner; nobody is overtaken for ever."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -236,7 +237,9 @@ def test_an_object_that_went_from_the_store_is_a_shorter_hit_and_is_forgotten(no
     eventually(lambda: there.session.probe(tokens).status, lambda status: status is Status.MISS)
 
 
-def test_a_store_that_vanishes_costs_what_only_it_has_and_is_used_again_when_it_is_back(nodes: Any, s3: S3) -> None:
+def test_a_store_that_vanishes_costs_what_only_it_has_and_is_used_again_when_it_is_back(
+    nodes: Any, s3: S3, prefix: str
+) -> None:
     tokens, other = prompt(1), prompt(2)
     here, there = on_both(nodes, tokens)
     s3.stop()
@@ -245,8 +248,8 @@ def test_a_store_that_vanishes_costs_what_only_it_has_and_is_used_again_when_it_
         assert (answer.tokens, answer.cause and answer.cause.reason) == (0, Reason.DISK_UNAVAILABLE)
         state = eventually(lambda: store_of(there), lambda store: store["state"] == "unavailable")
         assert state["reason"] == Reason.DISK_UNAVAILABLE
-        assert "S3" in state["detail"]
-        assert "\n" not in state["detail"]
+        said = rf"s3://{BUCKET}/{prefix}: .*Error performing \w+ {s3.endpoint}/{BUCKET}.* error sending request"
+        assert re.fullmatch(said, state["detail"]), state["detail"]  # one line: which store, and what happened there
         assert there.status()["disk"]["state"] == "ok"
         there.store(other)
         assert there.swap_out(other).refused is None

@@ -24,7 +24,7 @@ from kvfabric.fabric.messages import (
     SwapOut,
 )
 from kvfabric.fabric.objects import Obj, split
-from kvfabric.fabric.restores import Rate, RestoreLimit, RestoreQueue
+from kvfabric.fabric.restores import Rate, RestoreLimit, RestoreQueue, Where
 from kvfabric.fabric.series import quantile_s
 
 from .one_disk import ABI, BLOCK, BLOCKS, WEIGHTS, Disk
@@ -565,6 +565,7 @@ def test_the_bytes_before_a_place_are_those_of_what_waits_there(
     if left:
         first = queue.next(lambda _: True)
         left.remove(min(left, key=lambda one: one[0]) if first is None else next(x for x in left if x[1] is first))
-    expected = [sum(o.length for at, o in left if at <= place_s and (o.below >= 0) is host) for host in (False, True)]
-    assert list(queue.bytes_before(place_s + 0.5)) == expected
-    assert sum(queue.bytes_before(float("inf"))) == sum(o.length for _, o in left)
+    before = queue.bytes_before(place_s + 0.5)
+    for where, host in ((Where.DISK, False), (Where.HOST, True)):
+        assert before[where] == sum(o.length for at, o in left if at <= place_s and (o.below >= 0) is host)
+    assert sum(queue.bytes_before(float("inf")).values()) == sum(o.length for _, o in left)

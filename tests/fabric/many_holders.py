@@ -93,6 +93,8 @@ class Holders:
         self.arenas: dict[str, Arena] = {}
         self.disks: dict[str, Extents] = {name: {} for name in holders}
         self.lives = dict.fromkeys(holders, 0)
+        self.read_s = 0.0
+        """How long each read of a disk takes."""
         self.replies: list[Any] = []
         self.sent: list[tuple[str, str, Any]] = []
         self.hold_back: Callable[[str, str, Any], bool] = lambda sender, to, record: False
@@ -173,6 +175,7 @@ class Holders:
                     ]
                     self._queue.append((name, DiskWritten(effect.token, None)))
                 case ReadExtent():
+                    self.now += self.read_s
                     self._queue.append((name, DiskRead(effect.token, tuple(self._read(name, r) for r in effect.reads))))
                 case DeleteExtent():
                     self.disks[name].pop(effect.extent, None)

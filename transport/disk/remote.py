@@ -172,11 +172,11 @@ class RemoteTier:
                     self._store = ObjectStore(self._setup)
                 self._take_in(self._store, self._store.listed())
                 if self._lies.found and not self._tells_the_truth(self._store):
-                    self._become(Health.LYING, "a probe read back other bytes than were written")
+                    self._become(Health.LYING, f"{self._setup.url}: a probe read back other bytes than were written")
                 else:
                     self._become(Health.OK, "")
             except (StoreFault, OSError) as error:
-                self._become(Health.UNAVAILABLE, _words(error))
+                self._become(Health.UNAVAILABLE, f"{self._setup.url}: {_words(error)}")
 
     def _take_in(self, store: ObjectStore, there: dict[bytes, Listing]) -> None:
         latest = sorted(there, key=lambda uid: there[uid].modified)[-EXTENTS_MAX:]
@@ -254,7 +254,7 @@ class RemoteTier:
 
     def _failed(self, error: Exception) -> None:
         """A request failed: until a look succeeds, the store is away."""
-        self._become(Health.UNAVAILABLE, _words(error))
+        self._become(Health.UNAVAILABLE, f"{self._setup.url}: {_words(error)}")
 
     @property
     def refused(self) -> Reason | None:
