@@ -90,7 +90,7 @@ def test_check_validates_and_runs_nothing(tmp_path: Path) -> None:
         (["bogus"], "No such command"),
         (["scenario", "run", "nowhere.yaml"], "nowhere.yaml:1: cannot be read"),
         (["spec", "preset", "bogus"], "there is no 'bogus'"),
-        (["spec", "show", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["spec", "show", "nowhere.yaml"], "nowhere.yaml: neither a file nor one of the presets"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exits_2(arguments: list[str], says: str) -> None:
