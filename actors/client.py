@@ -88,6 +88,8 @@ class _Line:
 
     def _request_many(self, client: BlockingClient, records: Sequence[Any], timeout_s: float) -> list[Answer]:
         try:
+            if len(records) == 1:
+                return [client.request(self._encoded(records[0]), timeout_s)]
             return client.request_many([self._encoded(record) for record in records], timeout_s)
         except ConnectionLost as error:
             raise HolderLost(f"holder {self.member.address}: {error}") from None

@@ -16,8 +16,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self, TypeVar
 
 from ..fabric.kinds import FabricError, SpecError, WireError
 from .challenge import GREETING_BYTES, PROOF_BYTES, ChallengeFailed, ClientChallenge
@@ -28,6 +28,9 @@ _READ_BYTES = 64 * 1024
 _INT = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT)
 PENDING_MAX = 1024
+
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 class ConnectionLost(FabricError, ConnectionError):
@@ -173,15 +176,19 @@ class BlockingClient:
 
         Raises RequestTimedOut, ConnectionLost, RequestFailed, SpecError for a payload too long.
         """
-        return self.request_many([payload], timeout_s)[0]
+        return self._asked(self._exchange_one, payload, timeout_s)
 
     def request_many(self, payloads: Sequence[bytes], timeout_s: float) -> list[Answer]:
         """Send all requests at once and wait for all replies, in the requests' order. Raises as ``request``."""
+        return self._asked(self._exchange, payloads, timeout_s)
+
+    def _asked(self, exchange: Callable[[P, float], R], payload: P, timeout_s: float) -> R:
+        """One exchange at a time, its failures by their names."""
         with self._lock:
             if self._closed:
                 raise ConnectionLost(f"{self._channel.endpoint}: this client is closed")
             try:
-                return self._exchange(payloads, timeout_s)
+                return exchange(payload, timeout_s)
             except TimeoutError:
                 raise RequestTimedOut(f"{self._channel.endpoint}: no reply within {timeout_s} s") from None
             except OSError as error:
@@ -205,6 +212,26 @@ class BlockingClient:
             except OSError as error:
                 self._shut()
                 raise ConnectionLost(f"{self._channel.endpoint}: {error}") from None
+
+    def _exchange_one(self, payload: bytes, timeout_s: float) -> Answer:
+        """As :meth:`_exchange`, of one."""
+        channel, deadline = self._channel, time.monotonic() + timeout_s
+        request_id, data = channel.encode(payload)
+        self._send(data, timeout_s, deadline)
+        while True:
+            got = None
+            for reply in channel.receive():
+                if reply[0].request_id == request_id:
+                    got = reply
+                else:
+                    _close_descriptors(reply[1])  # the late reply of a request that timed out
+            if got is not None:
+                try:
+                    return _answer_of(*got)
+                except RequestFailed:
+                    _close_descriptors(got[1])
+                    raise
+            self._wait_at_most(deadline - time.monotonic())
 
     def _exchange(self, payloads: Sequence[bytes], timeout_s: float) -> list[Answer]:
         channel, deadline = self._channel, time.monotonic() + timeout_s
