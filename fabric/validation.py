@@ -158,9 +158,9 @@ class Share:
         self.books = books
         self.held = held
         self.runs = [(group, shard, run) for (group, shard), run in sorted(held.items()) if run.slots]
-        self._counts = [len(run.slots) for _, _, run in self.runs]
-        starts = np.array(list(accumulate(self._counts, initial=0))[:-1], dtype=np.int64)
-        self.slots = np.array(list(chain.from_iterable(run.slots for _, _, run in self.runs)), dtype=np.int64)
+        self._counts = np.array([len(run.slots) for _, _, run in self.runs], dtype=np.int64)
+        starts = np.cumsum(self._counts) - self._counts
+        self.slots = np.concatenate([run.array for _, _, run in self.runs]) if self.runs else _NO_SLOTS
         self.claim = Claim(tuple((group, shard) for group, shard, _ in self.runs), starts, self.slots)
         self._abi_numbers = books.abi_numbers[self.slots]
         self._refusals = list(self._refused_abis(abis))
@@ -182,7 +182,12 @@ class Share:
 
     def by_run(self, values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A value a run, repeated for each of its slots."""
-        return np.repeat(values, self._counts)
+        return np.repeat(np.asarray(values), self._counts)
+
+    @property
+    def joined(self) -> bool:
+        """Whether all ABIs join the reader's."""
+        return not self._refusals
 
     def joins(self, reason: Reason) -> Mask:
         """Which slots' ABIs are not refused for this reason."""
@@ -197,7 +202,7 @@ class Share:
         if good.all():
             return None
         at = int(np.flatnonzero(~good)[0])
-        for (group, shard, run), count in zip(self.runs, self._counts, strict=True):
+        for (group, shard, run), count in zip(self.runs, self._counts.tolist(), strict=True):
             if at < count:
                 return Verdict(layer, reason, group, shard, run.indices[at])
             at -= count
@@ -206,6 +211,8 @@ class Share:
 
 def abi(share: Share) -> Verdict:
     """Every record's passport joins the reader's."""
+    if share.joined:
+        return Verdict(Layer.ABI)
     wrong = share.verdict(Layer.ABI, Reason.ABI_MISMATCH, share.joins(Reason.ABI_MISMATCH))
     return wrong or Verdict(Layer.ABI)
 
@@ -250,7 +257,8 @@ def alignment(model: ModelSpec, share: Share, digests: dict[int, bytes]) -> Verd
     arena = books.arena
     lengths = books.lengths[slots]
     good = lengths == share.by_run([model.groups[group].block_bytes for group, _, _ in share.runs])
-    good &= share.joins(Reason.MISALIGNED)
+    if not share.joined:
+        good &= share.joins(Reason.MISALIGNED)
     large = [model.groups[group].alignment_bytes for group, _, _ in share.runs]
     if any(PAGE_BYTES % size and size > PAGE_BYTES for size in large):
         good &= (_offsets(books, slots) % share.by_run(large) == 0) | (share.by_run(large) <= PAGE_BYTES)
@@ -284,6 +292,7 @@ MANY_SLOTS = 1024
 ROWS_MAX = 64
 
 _NOTHING_HELD = HeldRun()
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
 
 def prove(
