@@ -97,13 +97,17 @@ def top(
     address: Address = "",
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = TOP_EVERY_S,
     times: Annotated[int | None, typer.Option(help="End after so many looks; default: Ctrl-C.", min=1)] = None,
+    json: Json = False,
 ) -> None:
-    """Watch a fabric live: nodes, pools by kind, leases, restores, and how far acquires get."""
+    """Watch a fabric live: nodes, pools by kind, leases, restores, and how far acquires get.
+
+    With --json: one JSON object a line and look, with what happened a second since the one before.
+    """
     from .attached import attached
-    from .live import watch
+    from .live import tell, watch
 
     with attached(fabric, address) as running:
-        watch(running, every_s=every, times=times)
+        (tell if json else watch)(running, every_s=every, times=times)
 
 
 def leases(*, fabric: FabricName = "default", address: Address = "", json: Json = False) -> None:

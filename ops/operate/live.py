@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from .views import funnel, size, tables
+from .views import funnel, pools_by_kind, size, tables
 
 if TYPE_CHECKING:
     from ...actors.fabric import Fabric
@@ -17,30 +20,63 @@ if TYPE_CHECKING:
 
 def watch(running: Fabric, *, every_s: float, times: int | None) -> None:
     """Look every ``every_s`` seconds until Ctrl-C, or so many times."""
-    before: dict[str, Any] | None = None
-    looked = 0
     with Live(auto_refresh=False, screen=False) as live:
-        while times is None or looked < times:
-            began = time.monotonic()
-            found = running.status()
-            live.update(Group(tables(found), since(before, found, every_s)), refresh=True)
-            before = found
-            looked += 1
-            if times is None or looked < times:
-                time.sleep(max(0.0, every_s - (time.monotonic() - began)))
+        for found, rates in looks(running, every_s, times):
+            live.update(Group(tables(found), since(rates)), refresh=True)
 
 
-def since(before: dict[str, Any] | None, found: dict[str, Any], every_s: float) -> RenderableType:
-    """Rates between two looks: requests, tokens asked and granted, bytes between holders and from disk."""
-    if before is None:
-        return Text("")
+def tell(running: Fabric, *, every_s: float, times: int | None) -> None:
+    """The same as JSON, an object a line: nodes, pools by kind, live leases, tokens by stage, rates."""
+    for found, rates in looks(running, every_s, times):
+        plain = {
+            "fabric": found["fabric"],
+            "holders": [{k: h.get(k) for k in ("address", "node", "grants", "leases")} for h in found["holders"]],
+            "pools": {kind: dict(counts) for kind, counts in pools_by_kind(found).items()},
+            "tokens": funnel(found),
+            "rates": rates,
+        }
+        sys.stdout.write(json.dumps(plain) + "\n")
+        sys.stdout.flush()
+
+
+def looks(running: Fabric, every_s: float, times: int | None) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+    """What is found, and what happened a second since the look before: nothing at the first."""
+    before: dict[str, Any] | None = None
+    looked, rates, before_s = 0, dict[str, float](), 0.0
+    while times is None or looked < times:
+        began_s = time.monotonic()
+        found = running.status()
+        if before is not None:
+            rates = {what: n / (began_s - before_s) for what, n in _grown(before, found).items()}
+        yield found, rates
+        before, before_s = found, began_s
+        looked += 1
+        if times is None or looked < times:
+            time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
+
+
+def _grown(before: dict[str, Any], found: dict[str, Any]) -> dict[str, int]:
+    """What happened between two looks: acquires, tokens asked and granted, bytes between holders and from disk."""
     tokens, old = funnel(found), funnel(before)
+    return {
+        "acquires_per_s": _sum(found, "acquires_total") - _sum(before, "acquires_total"),
+        "asked_tokens_per_s": tokens["asked"] - old["asked"],
+        "granted_tokens_per_s": tokens["granted"] - old["granted"],
+        "moved_bytes_per_s": _moved(found) - _moved(before),
+        "restored_bytes_per_s": _sum(found, "restored_bytes") - _sum(before, "restored_bytes"),
+    }
+
+
+def since(rates: dict[str, float]) -> RenderableType:
+    """The rates in one line; nothing at the first look."""
+    if not rates:
+        return Text("")
     parts = [
-        f"{(_sum(found, 'acquires_total') - _sum(before, 'acquires_total')) / every_s:,.0f} acquires/s",
-        f"{(tokens['asked'] - old['asked']) / every_s:,.0f} tokens asked/s",
-        f"{(tokens['granted'] - old['granted']) / every_s:,.0f} granted/s",
-        f"{size(int((_moved(found) - _moved(before)) / every_s))}/s between holders",
-        f"{size(int((_sum(found, 'restored_bytes') - _sum(before, 'restored_bytes')) / every_s))}/s restored",
+        f"{rates['acquires_per_s']:,.0f} acquires/s",
+        f"{rates['asked_tokens_per_s']:,.0f} tokens asked/s",
+        f"{rates['granted_tokens_per_s']:,.0f} granted/s",
+        f"{size(int(rates['moved_bytes_per_s']))}/s between holders",
+        f"{size(int(rates['restored_bytes_per_s']))}/s restored",
     ]
     return Text("   ".join(parts), style="cyan")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import Address, FabricName
+from ..options import Address, FabricName, Json, show
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +24,7 @@ def report(
     address: Address = "",
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("kvfabric-report.html"),
     save: Annotated[Path | None, typer.Option(help="Write the running fabric's series file as well.")] = None,
+    json: Json = False,
 ) -> None:
     """Write one HTML page: hit over time, why tokens were lost, what is held where, recovery, lease life."""
     from ...fabric.kinds import FabricError
@@ -40,4 +41,5 @@ def report(
         out.write_text(page(found), encoding="utf-8")
     except OSError as error:
         raise FabricError(f"{error.filename}: cannot be written: {error.strerror}") from None
-    typer.echo(str(out))
+    written = [str(path) for path in (out, save) if path is not None]
+    show({"written": written}, str(out), json=json)

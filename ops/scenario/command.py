@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import show
+
 if TYPE_CHECKING:
     from .source import Problem
 
@@ -42,13 +44,17 @@ def run(
     raise typer.Exit(outcome.status)
 
 
-def check(files: Annotated[list[Path], FILES]) -> None:
+def check(
+    files: Annotated[list[Path], FILES],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line a valid file.")] = False,
+) -> None:
     """Validate scenarios without running them. Exit status: 0 all are valid, 2 one is not."""
     from .run import INVALID, PASSED, check_files
 
     stories, problems = check_files(files)
     for story in stories:
-        typer.echo(f"{story.file}: valid, {len(story.steps)} steps")
+        steps = len(story.steps)
+        show({"file": str(story.file), "valid": True, "steps": steps}, f"{story.file}: valid, {steps} steps", json=json)
     _complain(problems)
     raise typer.Exit(INVALID if problems else PASSED)
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..options import Json
+from ..options import show as say
+
 if TYPE_CHECKING:
     from ...fabric.model import ModelSpec
 
@@ -22,33 +25,39 @@ def register(app: typer.Typer) -> None:
     app.add_typer(spec, name="spec")
 
 
-def presets() -> None:
+def presets(json: Json = False) -> None:
     """List the models that are known by name."""
     from ...fabric.presets import PRESETS, source
 
-    for name in PRESETS:
-        typer.echo(f"{name}  ({' '.join(source(name).split())})")
+    sources = {name: " ".join(source(name).split()) for name in PRESETS}
+    say({"presets": sources}, "\n".join(f"{name}  ({told})" for name, told in sources.items()), json=json)
 
 
 def preset(
     name: Annotated[str, typer.Argument(help="A name from `kvfabric spec presets`.")],
     scale: Annotated[int, typer.Option(help="Divide sizes and lengths by this, for tests.")] = 1,
+    *,
+    json: Json = False,
 ) -> None:
     """Print a known model's spec as YAML."""
     from ...fabric import presets as known
     from ...fabric.specs import dump_spec
 
-    typer.echo(dump_spec(known.preset(name, scale)), nl=False)
+    model = known.preset(name, scale)
+    say(model.model_dump(mode="json", exclude_defaults=True), dump_spec(model).rstrip("\n"), json=json)
 
 
 def from_hf(
     path: Annotated[Path, typer.Argument(help="A Hugging Face config.json, or the folder it is in.")],
+    *,
+    json: Json = False,
 ) -> None:
     """Print the spec of the model that a Hugging Face config describes, as YAML."""
     from ...fabric.hf import read_hf
     from ...fabric.specs import dump_spec
 
-    typer.echo(dump_spec(read_hf(path)), nl=False)
+    model = read_hf(path)
+    say(model.model_dump(mode="json", exclude_defaults=True), dump_spec(model).rstrip("\n"), json=json)
 
 
 def show(

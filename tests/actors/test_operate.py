@@ -68,6 +68,20 @@ def test_top_looks_as_often_as_it_is_told(fabric: Fabric, capsys: pytest.Capture
     assert "pools by kind" in out
 
 
+def test_top_tells_each_look_as_one_json_object_with_rates_from_the_second_on(
+    fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = stored(session, "watched")
+    status, out, err = run(capsys, "top", "--times", "2", "--every", "0.1", "--json")
+    first, second = map(json.loads, out.splitlines())
+    assert (status, err) == (0, "")
+    assert first["rates"] == {}
+    assert second["rates"]["acquires_per_s"] >= 0
+    assert {h["address"] for h in second["holders"]} == {h["address"] for h in fabric.status()["holders"]}
+    assert second["pools"]["sliding_window"]["slots"] > 0
+    session.acquire(mine).cancel()
+
+
 def test_a_live_lease_is_listed_until_it_is_released(
     fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
