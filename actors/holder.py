@@ -98,6 +98,10 @@ T = TypeVar("T")
 LOG_EVERY_S = 1.0
 
 
+SPILL_SHARE = 0.0625
+"""Of each pool that readers map, how much has a copy in host memory before it makes room, where there is such a tier."""
+
+
 class Holder(MemoryService):
     """Ray actor that owns one arena. Documented methods: ``start``, ``request``, ``ping``, ``close``.
 
@@ -155,6 +159,7 @@ class Holder(MemoryService):
             verify_always=spec.verify == "always",
             zero_between_tenants=spec.zero_between_tenants,
             slab_shares=slab_shares,
+            spill_share=SPILL_SHARE,
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
             attempt_ttl_s=spec.attempt_ttl_s,

@@ -91,6 +91,8 @@ class HolderConfig:
     limits: tuple[ByteLimit, ...] = ()
     quotas: tuple[tuple[str, TenantQuota], ...] = ()
     """By tenant; ``EVERY_TENANT`` for those that have none of their own."""
+    spill_share: float = 0.0
+    """Of each readers' pool, how much of the least worth has a copy in host memory before it makes room; 0: none."""
     slab_shares: tuple[int, ...] = ()
     """How many slabs each readers' pool has at first, in their order; evenly where nobody says."""
     slab_look_s: float = 5.0

@@ -352,7 +352,7 @@ class DiskDesk:
             if event.refused is None:
                 books.demoted(obj, writing.extent, number)
             else:
-                books.demotion_failed(obj)
+                books.stays(obj)
         demotion.ended(self.ctx, event.refused)
 
     # --- back ----------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ from .sampling import Sampler
 from .scrub import Scrubber
 from .series import Sample
 from .slab_desk import SlabDesk
+from .spilling import SpillDesk
 from .stores import StoreDesk
 from .tally import Unreused
 from .wakes import Wake
@@ -149,6 +150,7 @@ class HolderCore:
         self.copies = CopyDesk(self.ctx, placement, self.leader.release)
         self.leader.granted = self.copies.granted
         self.scrubber = Scrubber(self.ctx)
+        self.spill = SpillDesk(self.ctx, self.disk.host)
         self.slabs = SlabDesk(self.ctx, self.graphs)
         self.disk_scrubber = DiskScrubber(self.ctx, self.disk.extents)
         self.intake = IntakeDesk(self.ctx)
@@ -318,6 +320,7 @@ class HolderCore:
         if self.disk.turn_due and (self._turn is None or self._turn.call is None):
             self._turn = ctx.wake_at(ctx.now, self._next_turn)
         self.drain.look()
+        self.spill.look()
         while self.disk.forget_dropped():
             self._drain_local()
         self.events.flush()

@@ -58,6 +58,8 @@ class HostPools:
         self.used_at: dict[int, int] = {}
         """By standing slot: the count of uses when it was last used."""
         self.uses = 0
+        self.worth: dict[int, float] = {}
+        """By standing slot: what the object was worth when it was copied ahead of its eviction."""
 
     def covers(self, obj: Obj) -> bool:
         """Whether objects of this group and shard may lie in host memory."""
@@ -123,6 +125,7 @@ class HostPools:
         pool = self.pool_of(slot)
         obj = pool.standing.pop(slot)
         self.used_at.pop(slot, None)
+        self.worth.pop(slot, None)
         if obj.below == slot:
             obj.below = -1
         if self._readers[slot]:

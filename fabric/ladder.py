@@ -20,7 +20,7 @@ may, for it must pass through: without a disk that takes writes, host memory is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,7 +54,7 @@ class Demotion:
         """One part stands, or why it does not."""
         self.left -= 1
         self.refused = self.refused or refused
-        if not self.left:
+        if not self.left and self.client:
             ctx.send(self.client, Done(self.request, self.refused, ""))
 
 
@@ -79,6 +79,8 @@ class Waiting:
     obj: Obj
     demotion: Demotion
     since: int
+    ahead: float | None = None
+    """What it is worth, where only a copy is wanted and the object stays in memory."""
 
 
 @dataclass(slots=True)
@@ -136,6 +138,14 @@ class HostDesk:
             self._lines[obj.group, obj.shard].append(Waiting(obj, demotion, self.pools.uses))
         self.go_on()
 
+    def copy_ahead(self, objects: Sequence[Obj], worths: Sequence[float]) -> None:
+        """Copy unpinned, sealed objects to host slots too: they stay in memory, and fall back to these once evicted."""
+        demotion = Demotion("", "", len(objects))
+        for obj, worth in zip(objects, worths, strict=True):
+            self.ctx.books.demote(obj)
+            self._lines[obj.group, obj.shard].append(Waiting(obj, demotion, self.pools.uses, worth))
+        self.go_on()
+
     def go_on(self) -> None:
         """Let whoever waits for a host slot have it, as far as there are any."""
         for key, line in self._lines.items():
@@ -169,7 +179,7 @@ class HostDesk:
         ctx.do(StartTransfer(token, ctx.config.holder, ctx.incarnation, tuple(pairs), deadline_s))
 
     def _failed(self, waiting: Waiting, reason: Reason) -> None:
-        self.ctx.books.demotion_failed(waiting.obj)
+        self.ctx.books.stays(waiting.obj)
         waiting.demotion.ended(self.ctx, reason)
 
     def copied(self, event: TransferDone) -> bool:
@@ -196,7 +206,11 @@ class HostDesk:
             waiting.demotion.ended(self.ctx)
         else:
             self.pools.stand(moved.slot, obj)
-            books.copied_down(obj)
+            if waiting.ahead is None:
+                books.copied_down(obj)
+            else:
+                self.pools.worth[moved.slot] = waiting.ahead
+                books.stays(obj)
             self.ctx.counters["host_copied_bytes"] += obj.length
             waiting.demotion.ended(self.ctx)
 

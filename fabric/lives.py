@@ -304,8 +304,8 @@ class Lives(Holdings):
         self._free(obj)
         self._changed(Change(obj, gone=False, evicted=False))
 
-    def demotion_failed(self, obj: Obj) -> None:
-        """Nothing was written: the object stays in memory."""
+    def stays(self, obj: Obj) -> None:
+        """Nothing was written, or beside the object only: it stays in memory."""
         if obj.state is State.DEMOTING:
             obj.advance(Verb.SWAP_FAILED)
             self.settled[obj.slot] = True

@@ -206,6 +206,7 @@ class World:
             dump_objects_max=16,
             lease_s_max=20.0,
             graph_check_s=3.0,
+            spill_share=0.2 if self.seed % 2 else 0.0,
             slab_look_s=0.7,
             slab_gather_s=1.3,
         )
