@@ -98,6 +98,11 @@ T = TypeVar("T")
 LOG_EVERY_S = 1.0
 
 
+def slab_settings(spec: FabricSpec) -> dict[str, Any]:
+    """How often slabs are looked at, where the spec has them."""
+    return {} if spec.slabs is None else {"slab_look_s": spec.slabs.look_s, "slab_gather_s": spec.slabs.gather_s}
+
+
 SPILL_SHARE = 0.0625
 """Of each pool that readers map, how much has a copy in host memory before it makes room, where there is such a tier."""
 
@@ -160,6 +165,7 @@ class Holder(MemoryService):
             zero_between_tenants=spec.zero_between_tenants,
             slab_shares=slab_shares,
             spill_share=SPILL_SHARE,
+            **slab_settings(spec),
             transfer_timeout_s=spec.transport.transfer_timeout_s,
             lease_s_max=spec.lease_s_max,
             attempt_ttl_s=spec.attempt_ttl_s,

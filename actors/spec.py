@@ -222,6 +222,17 @@ class LimitsSpec(BaseModel):
         return byte_limits(model, self.bytes_max, kinds, self.by_tenant)
 
 
+class SlabSpec(BaseModel):
+    """How groups share what readers map, slab by slab. ``look_s``: how often it is asked whether one should change hands;
+    ``gather_s``: for how long it is watched before what each group loses for want of room.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    look_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+    gather_s: float = Field(default=15.0, gt=0, allow_inf_nan=False)
+
+
 class PlacementSpec(BaseModel):
     """Second copies of hot prefixes. ``hot_per_s``: grants a second that one copy serves easily; each multiple wants
     one more, up to ``copies_max``. ``keep_s``: how often copies are looked at: a cold one goes. ``share``: the part of a
@@ -348,7 +359,7 @@ class FabricSpec(BaseModel):
     ``costs``: what a model with ``plan: cost`` starts from.
     ``limits``: what kinds and tenants may take of each holder.
     ``slabs``: groups share what readers map slab by slab: memory goes from the group that loses least for want of room to
-    the one that loses most, as the mix of prompts changes; what is named above is then where it begins.
+    the one that loses most, as the mix of prompts changes; what is named above is then where it begins. None for a part of its own for each group.
     ``zero_between_tenants``: overwrite a slot before another tenant's state is written to it, so that nobody is handed
     what another one left there; of slots in host memory.
     ``audit_fraction``: of which part of the leases an adapter recomputes the state too, and compares.
@@ -391,7 +402,7 @@ class FabricSpec(BaseModel):
     lease_s_max: float = Field(default=3600.0, gt=0)
     attempt_ttl_s: float = Field(default=300.0, gt=0)
     zero_between_tenants: bool = False
-    slabs: bool = False
+    slabs: SlabSpec | None = None
     audit_fraction: float = Field(default=0.0, ge=0, le=1)
     log_acquires: Literal["none", "short", "all"] = "short"
     metrics_every_s: float = Field(default=5.0, ge=0)
@@ -539,7 +550,7 @@ class FabricSpec(BaseModel):
     ) -> tuple[ArenaLayout, tuple[int, ...]]:
         """The same, and where the readers' pools share it in slabs, how many each has at first. Raises SpecError."""
         split = self._split(shards, slots)
-        return in_slabs(split) if self.slabs else (split, ())
+        return in_slabs(split) if self.slabs is not None else (split, ())
 
     def _split(self, shards: tuple[int, ...], slots: Mapping[str, int] | None) -> ArenaLayout:
         named = self.slots if slots is None else slots

@@ -30,6 +30,7 @@ from .messages import (
     Prompt,
     Release,
     Renew,
+    Retain,
     StoreAbort,
     StoreBegin,
     StoreCommit,
@@ -147,6 +148,13 @@ def _acquire(record: Acquire, model: ModelSpec) -> str | None:
     )
 
 
+def _retain(record: Retain, model: ModelSpec) -> str | None:
+    del model
+    if not isfinite(record.weight):
+        return f"weight: {record.weight} is no number"
+    return _prompt(record.prompt) or _seconds(record.ttl_s, "ttl_s", least_exclusive=True)
+
+
 def _renew(record: Renew, model: ModelSpec) -> str | None:
     del model
     return _seconds(record.lease_s, "lease_s", least_exclusive=True)
@@ -224,6 +232,7 @@ _CHECKS: dict[type, Check] = {
     Park: _any,
     Release: _release,
     Renew: _renew,
+    Retain: _retain,
     StoreAbort: _any,
     StoreBegin: _store_begin,
     StoreCommit: _any,

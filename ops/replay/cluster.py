@@ -69,9 +69,9 @@ def on_cluster(plan: Plan, progress: Callable[[int], None] | None = None) -> tup
     Raises SpecError for a plan too large for real bytes, FabricError where the fabric does not come up.
     """
     with TemporaryDirectory(prefix="kvfabric-replay-") as folder:
-        spec, factor = fabric_spec(
-            plan.model, plan.layout, eviction=plan.eviction, checkpoint=plan.checkpoint, slabs=plan.slabs
-        )
+        spec, factor = fabric_spec(plan.model, plan.layout, eviction=plan.eviction, checkpoint=plan.checkpoint)
+        if plan.slabs:
+            spec["slabs"] = {}
         if plan.disk_bytes is not None:
             bytes_max = max(int(plan.disk_bytes * factor), DISK_BYTES_MIN)
             spec["disk"] = {"path": folder, "bytes_max": bytes_max, "free_floor_bytes": 0}

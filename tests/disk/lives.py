@@ -69,7 +69,7 @@ class Life:
             "weights": weights,
             "clock_s": None,
             "unreachable": [],
-            "slots": {},
+            "slots": self.spec.slots,
         }
         script = Path(__file__).with_name("holder_process.py")
         self.process = subprocess.Popen(

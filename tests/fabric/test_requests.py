@@ -23,6 +23,7 @@ from kvfabric.fabric.messages import (
     Prompt,
     Release,
     Renew,
+    Retain,
     ShardMap,
     StoreBegin,
     StoreCommit,
@@ -57,6 +58,7 @@ SOUND: dict[str, Any] = {
     "lookup": Router(ShardMap(0, ("d",))).lookups("r", PROMPT)["d"],
     "release": Release("r", 1, 30),
     "renew": Renew("r", 1, 30.0),
+    "retain": Retain("r", PROMPT, 30.0, 1.0),
 }
 
 
@@ -67,6 +69,8 @@ def test_a_sound_request_is_taken(record: Any) -> None:
 
 NAN, INF = float("nan"), float("inf")
 UNSOUND = [
+    *[(replace(SOUND["retain"], ttl_s=s), "ttl_s") for s in (0.0, -1.0, NAN, INF)],
+    (replace(SOUND["retain"], weight=NAN), "weight"),
     (replace(SOUND["acquire"], request=""), "request"),
     (replace(SOUND["acquire"], request="x" * 257), "request"),
     (replace(SOUND["lookup"], op=""), "request"),
