@@ -294,6 +294,8 @@ class WritableSlots:
                 first = layout.offset_of(run[0])
                 end = layout.offset_of(run[-1]) + layout.pools[layout.pool_of(run[-1])].stride_bytes
                 mapping = _Mapping(fd, first, end - first, writeable=True)
+                # All of it will be written: one call in place of a fault a page, which took longer than the copy.
+                mapping.advise(_MADV_POPULATE_WRITE)
                 mappings.append(mapping)
                 whole = mapping.array()
                 for slot in run:

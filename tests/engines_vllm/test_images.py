@@ -12,7 +12,8 @@ import kvfabric
 
 from .conftest import Site, prompt
 
-pytestmark = [pytest.mark.engines]
+# vLLM, imported in this process, warns of what it uses itself.
+pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
 
 TOKENS = [*prompt("described", 40), *[999] * 16, *prompt("asked", 100)]
 """Sixteen placeholder tokens from 40 on: in the second block of 32."""

@@ -15,7 +15,8 @@ from kvfabric.engines.shared.named_blocks import NamedBlocks
 
 from .conftest import Site, eventually, prompt
 
-pytestmark = [pytest.mark.engines]
+# vLLM, imported in this process, warns of what it uses itself.
+pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
 
 ROW_BYTES = 8192
 ROWS = 64
