@@ -36,9 +36,10 @@ test-faults: install
 	$(VENV)/bin/python -m pytest -m "faults and not long and not engines" $(PYTEST)
 
 test-engines:
-	@scripts/install-engines vllm sglang
+	@scripts/install-engines vllm sglang lmcache
 	.venv-vllm/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_vllm
 	.venv-sglang/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_sglang
+	.venv-lmcache/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_lmcache
 
 check: install
 	@PYTHON=$(VENV)/bin/python scripts/check

@@ -19,9 +19,10 @@ from ...actors.fabric import attach, connect, connect_ray, launch
 from ...fabric.kinds import FabricError
 from ..shared.description import digest
 from ..shared.named_blocks import Moved, NamedBlocks, blocks_model
+from ..shared.parts import Parts, block_count, blocks_of
 from .described import SCHEME, described, geometry, weights_of
 from .hits import KV, STATE_POOLS, HitPolicy, Hits, PoolRule, hits
-from .pages import Form, Page, Parts, PoolPages, as_bytes, block_count, blocks_of
+from .pages import Form, Page, PoolPages, as_bytes
 
 logger = logging.getLogger(__name__)
 

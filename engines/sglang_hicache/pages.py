@@ -10,18 +10,12 @@ The two orders differ, so a page's name tells them apart (:class:`Form`).
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-Bytes = npt.NDArray[np.uint8]
-Parts = list[Bytes]
-"""Pieces of memory that follow each other in a page or in one block of it."""
+from ..shared.parts import Bytes, Parts, memory
 
 
 class Form(StrEnum):
@@ -45,32 +39,6 @@ class Page:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
-
-
-def memory(address: int, size_bytes: int) -> Bytes:
-    """Host memory as an array that shares it. Whoever owns it must outlive the array."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
-
-
-def blocks_of(parts: Sequence[Bytes], block_bytes: int) -> list[Parts]:
-    """A page cut into blocks: at least one, also of a page without bytes."""
-    blocks: list[Parts] = [[]]
-    room = block_bytes
-    for part in parts:
-        at = 0
-        while at < part.nbytes:
-            if room == 0:
-                blocks.append([])
-                room = block_bytes
-            step = min(room, part.nbytes - at)
-            blocks[-1].append(part[at : at + step])
-            at, room = at + step, room - step
-    return blocks
-
-
-def block_count(page_bytes: int, block_bytes: int) -> int:
-    """Blocks of a page."""
-    return max(1, -(-page_bytes // block_bytes))
 
 
 class PoolPages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvfabric.engines.sglang_hicache.pages import block_count, blocks_of, memory
+from kvfabric.engines.shared.parts import block_count, blocks_of, memory
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 7, 10, 16, 64])
