@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ..transport.disk.driver import DiskSettings, DiskTier
 from ..transport.disk.protocol import RemoteSetup
 from ..transport.loop_share import LoopShare
 from ..transport.memfd import ArenaMemory
+from .addresses import checked_name
 from .spec import DiskSpec, FabricSpec, RemoteSpec
 
 FIRST_GUESS_BYTES_PER_S = 1e9
@@ -54,9 +54,8 @@ def disk_tier(
     disk = spec.disk
     if disk is None:
         return None
-    folder = re.sub(r"[^A-Za-z0-9._-]", "_", fabric).lstrip(".") or "_"
     settings = DiskSettings(
-        root=str(Path(disk.path) / folder),
+        root=str(Path(disk.path) / checked_name(fabric)),
         place=address.rsplit(":", 1)[-1],
         owner=node,
         bytes_max=disk.bytes_max,

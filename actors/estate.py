@@ -14,6 +14,7 @@ import msgpack
 
 from ..fabric.kinds import WireError
 from . import ray_api
+from .addresses import prefix_of
 
 SCHEMA = 1
 
@@ -52,7 +53,7 @@ class Estate:
 
 def key_of(fabric: str) -> str:
     """Where a fabric's estate lies."""
-    return f"{fabric}/estate"
+    return f"{prefix_of(fabric)}estate"
 
 
 def inherit(fabric: str) -> Estate | None:

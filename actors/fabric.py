@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..fabric.ranking import NodeRank
 from ..fabric.series import Sample, loaded
 from ..fabric.supervisor import SUPERVISOR
 from . import ray_api
-from .addresses import actor_name
+from .addresses import actor_name, checked_name, prefix_of
 from .async_session import AsyncSession
 from .embedded import EmbeddedCluster
 from .estate import key_of
@@ -32,7 +31,6 @@ from .supervisor import DIRECTORY, Supervisor
 
 logger = logging.getLogger(__name__)
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 READY_TIMEOUT_S = 120.0
 BACK_TIMEOUT_S = 20.0
 """How long a supervisor that died is waited for."""
@@ -288,7 +286,7 @@ def _end(name: str, supervisor: Any) -> None:
     except ray_api.Unavailable as error:
         logger.warning("fabric %s: its supervisor is gone (%s); what it left is ended", name, error)
     with contextlib.suppress(ray_api.Unavailable):  # then the cluster is gone, and they with it
-        for handle in ray_api.named_actors(f"{name}/").values():
+        for handle in ray_api.named_actors(prefix_of(name)).values():
             ray_api.kill(handle)
         ray_api.let_go(key_of(name))
 
@@ -307,8 +305,7 @@ def launch(
     spec, FabricError if the fabric is not up within ``timeout_s`` or runs another spec.
     """
     wanted = FabricSpec.load(spec)
-    if not NAME.fullmatch(name):
-        raise SpecError(f"name: {name!r} is not one to 64 letters, digits, '.', '_' and '-'")
+    checked_name(name)
     embedded = EmbeddedCluster.current
     if not ray_api.is_initialized():
         if os.environ.get("RAY_ADDRESS"):

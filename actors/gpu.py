@@ -17,7 +17,7 @@ from ..fabric.arena import Arena, ArenaLayout
 from ..fabric.kinds import SpecError
 from ..transport.payloads import HostPayloads, Payloads
 from . import ray_api
-from .addresses import place_of
+from .addresses import place_of, prefix_of
 
 if TYPE_CHECKING:
     from ..transport.gpu import GpuPools
@@ -55,7 +55,7 @@ def gpu_uuids() -> list[str]:
 
 def gpu_of(fabric: str, address: str) -> str:
     """The UUID of the GPU that a holder is bound to, from its first life on. Raises SpecError where it is not there."""
-    there, key = gpu_uuids(), f"{fabric}/{address}/gpu"
+    there, key = gpu_uuids(), f"{prefix_of(fabric)}{address}/gpu"
     kept = ray_api.kept(key)
     if kept is not None:
         bound = kept.decode()

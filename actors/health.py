@@ -55,6 +55,7 @@ def health_of(
         "quarantined_bytes": sum(core.ctx.books.quarantined_bytes.values()),
         "link_problems": link_problems,
         "disk": disk,
+        "audits": {str(outcome): n for outcome, n in core.ctx.tally.audits.items()},
         **process_facts(),
     }
 

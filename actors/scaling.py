@@ -56,7 +56,8 @@ class Scaling:
         for node in in_use & self.core.retired_nodes:
             self._carry_out(self.core.engage(node))
         uses = [self._use_of(node, engines=node.node in in_use | clients) for node in hosts]
-        going = self._down.look([use for use in uses if use.node not in self.core.retired_nodes], now)
+        there = [use for use in uses if use.node not in self.core.retired_nodes]
+        going = self._down.look(there, now, wanted=self._requested)
         for node in going:
             self._feed(DrainNode(node, scale.drain_s, "idle", retire=True))
         if going:

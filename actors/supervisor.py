@@ -43,7 +43,7 @@ from ..fabric.supervisor import (
 )
 from ..transport.challenge import door_secret
 from . import ray_api
-from .addresses import actor_name, holder_address
+from .addresses import actor_name, holder_address, prefix_of
 from .clock import Clock
 from .directory import Directory
 from .draining import Draining
@@ -142,12 +142,12 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
 
     @property
     def _counter(self) -> str:
-        return f"{self.fabric}/{SUPERVISOR}"
+        return f"{prefix_of(self.fabric)}{SUPERVISOR}"
 
     async def _take_over(self) -> None:
         """Every process that runs and answers goes on as it is; what was only half begun ends."""
         mine = actor_name(self.fabric, SUPERVISOR)
-        left = await self._in_thread(lambda: ray_api.named_actors(f"{self.fabric}/", but=mine))
+        left = await self._in_thread(lambda: ray_api.named_actors(prefix_of(self.fabric), but=mine))
         self.core.inherited = bool(left)
         births = await asyncio.gather(*(self._birth_of(name, handle) for name, handle in left.items()))
         latest: dict[str, int] = {}
@@ -164,7 +164,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
 
     async def _birth_of(self, name: str, handle: Any) -> tuple[tuple[str, int], Any, bytes | None]:
         """A process by address and incarnation, and what it says of itself: nothing before it began, None where it is silent."""
-        address, _, incarnation = name.removeprefix(f"{self.fabric}/").rpartition("/")
+        address, _, incarnation = name.removeprefix(prefix_of(self.fabric)).rpartition("/")
         try:
             birth = await asyncio.wait_for(handle.birth.remote(wire.SCHEMA), PING_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - whatever it was: it is silent, and may go on
@@ -257,7 +257,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
 
     async def _put_shards_in_force(self) -> None:
         """A shard map with a number above every earlier one; everyone is told."""
-        epoch = await self._in_thread(lambda: ray_api.next_count(f"{self.fabric}/shard_map"))
+        epoch = await self._in_thread(lambda: ray_api.next_count(f"{prefix_of(self.fabric)}shard_map"))
         self._carry_out(self.core.set_shards(self.shards.next_map(epoch, self.clock.now())))
 
     # --- the core ------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
         key: tuple[str, int] | None = None
         try:
             async with asyncio.timeout(self.core.config.start_timeout_s):
-                counter = f"{self.fabric}/{wanted.address}"
+                counter = f"{prefix_of(self.fabric)}{wanted.address}"
                 key = wanted.address, await self._in_thread(lambda: ray_api.next_count(counter))
                 birth = await self._start_process(wanted, key[1])
         except Exception as error:  # noqa: BLE001 - whatever it was, the start failed and is tried again

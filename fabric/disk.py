@@ -695,6 +695,11 @@ class DiskDesk:
 
     # --- extents -------------------------------------------------------------------------------
 
+    def in_store(self, obj: Obj) -> bool:
+        """Whether the store that all nodes share has this object."""
+        extent = _extent(obj)
+        return extent is not None and self.extents.is_remote(extent)
+
     def forget_dropped(self) -> bool:
         """Extents whose last entry no object refers to are deleted, and host slots freed; whether any came free."""
         freed = self.host.forget_dropped()

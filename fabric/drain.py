@@ -5,7 +5,8 @@
                 -> WAITING  all moved or refused; leases run out
                 -> DONE     at the deadline at the latest: what is left is dropped, leases are cut, the report told
 
-What was moved makes room here first. A batch is as large as what is measured to go within BATCH_S, and none
+What lies on the node's disk alone is dropped with it: with a store that all nodes share (G4) the drain waits until
+what is on its way there has arrived, and counts what the store has as elsewhere. What was moved makes room here first. A batch is as large as what is measured to go within BATCH_S, and none
 is begun that would not be over by the deadline: half a batch is worth nothing.
 """
 
@@ -117,6 +118,9 @@ class DrainDesk:
         self.release: Callable[[int], None] = lambda _: None
         self.writing: Callable[[], bool] = lambda: False
         """Whether a write attempt is open."""
+        self.uploading: Callable[[], bool] = lambda: False
+        """Whether something of the disk's is on its way to the store that all nodes share."""
+        self.in_store: Callable[[Obj], bool] = lambda _: False
         self._generation = -1
         self._began_s = 0.0
         self._targets: tuple[DrainTarget, ...] = ()
@@ -410,7 +414,7 @@ class DrainDesk:
     # --- end -----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Over as soon as nothing is left to move, no write is open and the last lease ended."""
+        """Over as soon as nothing is left to move or upload, no write is open and the last lease ended."""
         if self.stage is not Stage.WAITING:
             return
         if self._generation != self.ctx.books.generation:
@@ -419,7 +423,7 @@ class DrainDesk:
                 self.stage = Stage.MOVING
                 self._offer()
                 return
-        if not self.ctx.leases.live and not self.writing():
+        if not self.ctx.leases.live and not self.writing() and not self.uploading():
             self._end(0)
 
     def _time_over(self) -> None:
@@ -428,7 +432,7 @@ class DrainDesk:
             return
         for candidate in [*self._queue, *(c for b in self._batches.values() for c in b.candidates)]:
             if candidate.there:
-                self._dropped.add(candidate)
+                (self._copies if self.in_store(candidate.obj) else self._dropped).add(candidate)
         for batch in self._batches.values():
             if batch.timer is not None:
                 batch.timer.cancel()
@@ -451,7 +455,8 @@ class DrainDesk:
         for table in ctx.books.table.values():
             for obj in table.values():
                 if obj.state not in IN_MEMORY and obj.bad is None:
-                    self._dropped.add(Candidate(obj, 0.0))  # on this node's disk only
+                    # The disk goes with the node; what the store has too is served by every other one.
+                    (self._copies if self.in_store(obj) else self._dropped).add(Candidate(obj, 0.0))
         self.report = Drained(
             self.number,
             ctx.incarnation,

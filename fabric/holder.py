@@ -159,6 +159,8 @@ class HolderCore:
         self.drain.release = self.leader.release
         self.warming = WarmDesk(self.ctx, self.drain)
         self.drain.writing = lambda: bool(self.stores.attempts)
+        self.drain.uploading = lambda: self.disk.remote.uploading > 0
+        self.drain.in_store = self.disk.in_store
         self.sampler = Sampler(self.ctx, self.disk)
         self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes)
         self._flow_due_s: float | None = None

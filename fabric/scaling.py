@@ -40,8 +40,11 @@ class ScaleDown:
     config: ScaleDownConfig
     _idle_since_s: dict[str, float] = field(default_factory=dict)
 
-    def look(self, nodes: Iterable[NodeUse], now: float) -> list[str]:
-        """The nodes that may go now, idle longest first; the caller drains them and says so by ``stays``."""
+    def look(self, nodes: Iterable[NodeUse], now: float, *, wanted: int = 0) -> list[str]:
+        """The nodes that may go now, idle longest first; the caller drains them and says so by ``stays``.
+
+        ``wanted``: how many nodes are asked for under pressure; none of so many goes for being idle.
+        """
         seen = {use.node: use for use in nodes}
         self._idle_since_s = {n: at for n, at in self._idle_since_s.items() if n in seen and not seen[n].engines}
         for use in seen.values():
@@ -53,7 +56,10 @@ class ScaleDown:
             use = seen[node]
             if use.stays or now - since_s < self.config.idle_s:
                 continue
-            if left_nodes - 1 < self.config.min_nodes or left_bytes - use.size_bytes < self.config.min_bytes:
+            if (
+                left_nodes - 1 < max(self.config.min_nodes, wanted)
+                or left_bytes - use.size_bytes < self.config.min_bytes
+            ):
                 continue
             left_nodes, left_bytes = left_nodes - 1, left_bytes - use.size_bytes
             going.append(node)

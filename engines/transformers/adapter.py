@@ -11,6 +11,7 @@ Whatever goes wrong with cached state ends in a recompute that says why: ``resum
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,10 @@ from ...actors.attempt import Stored
 from ...actors.fabric import connect as connect_session
 from ...actors.lease import Lease, LeaseRefused
 from ...actors.session import Session
-from ...fabric.kinds import Reason
+from ...fabric.kinds import FabricError, Reason
 from ...fabric.passport import AbiPassport
+from ...fabric.tally import AuditOutcome
+from .audit import audit
 from .capture import capture
 from .errors import GeometryMismatch, UnsupportedCache
 from .geometry import Geometry, replayable_groups
@@ -32,10 +35,16 @@ from .tensors import in_host_memory
 from .weights import weights_revision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
+
+
+logger = logging.getLogger(__name__)
+
+KEY = ("tenant", "salt", "adapter", "extra")
+"""Which options of an acquire say whose state it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,7 @@ def resume(
     tokens: Sequence[int],
     *,
     new_cache: NewCache | None = None,
+    audit_cuts: Iterable[int] | None = None,
     **options: Any,
 ) -> Resumed:
     """Acquire a lease on the longest prefix of ``tokens``, fill a cache under it, and release it.
@@ -141,6 +151,8 @@ def resume(
     copied before the lease's last check; only a clean check makes the cache usable. A lease that leaves
     windows to be computed again is completed by running the model over them (``replay``), where this adapter
     can; what it leaves is what a prefill would have left, or near to it if ``answer.approximate``.
+    Of ``audit_fraction`` of the leases the state is computed too and compared (:mod:`.audit`): bit for bit if
+    ``audit_cuts`` says where the writer's chunks ended. A mismatch is told, which bars the chain everywhere, and not used.
     ``options`` are those of ``Session.acquire``. Raises GeometryMismatch if the geometry is not this
     model's or the new cache is too small, UnsupportedCache for a cache class that cannot be filled,
     FabricError for misuse; never for what may happen to cached state.
@@ -156,10 +168,30 @@ def resume(
         if isinstance(state, Resumed):
             return state
         cache = fill(model, geometry, lease.tokens, state, new_cache=new_cache)
+        if session.audit_due(lease) and not answer.approximate:
+            outcome = audit(model, geometry, tokens[: lease.tokens], cache, audit_cuts)
+            _tell(session, tokens[: lease.tokens], lease, outcome, options)
+            if outcome is AuditOutcome.MISMATCH:
+                detail = f"the {lease.tokens} tokens' state is not what computing them gives"
+                return Resumed(None, 0, answer, Reason.QUARANTINED, detail)
         reused = lease.tokens
     finally:
         lease.release(reused_tokens=reused)
     return Resumed(cache, reused, answer)
+
+
+def _tell(
+    session: Session, tokens: Sequence[int], lease: Lease, outcome: AuditOutcome, options: Mapping[str, Any]
+) -> None:
+    """Count an audit; who cannot be told loses the count, never the request."""
+    key = {name: value for name, value in options.items() if name in KEY}
+    try:
+        refused = session.audited(tokens, lease, str(outcome), **key)
+    except FabricError as error:
+        logger.warning("the audit of lease %s found %s and could not be told: %s", lease.grant.lease, outcome, error)
+        return
+    if refused is not None:
+        logger.warning("the audit of lease %s found %s and was refused: %s", lease.grant.lease, outcome, refused)
 
 
 def _completed_state(  # noqa: PLR0917 - what resume has at hand

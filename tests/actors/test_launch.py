@@ -11,6 +11,9 @@ import pytest
 
 import kvfabric
 from kvfabric import Fabric, FabricError, SpecError
+from kvfabric.actors import ray_api
+from kvfabric.actors.addresses import actor_name, prefix_of
+from kvfabric.actors.fabric import fabrics
 
 from .stories import spec
 
@@ -88,3 +91,32 @@ def test_a_bad_spec_is_refused_before_anything_starts(change: dict[str, object],
 def test_a_spec_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no_such\.yaml"):
         kvfabric.launch(tmp_path / "no_such.yaml")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-a", "a/b", "a/supervisor", "a b", "ü", "a" * 65, "a\n"])
+def test_a_name_that_could_be_taken_for_another_fabrics_process_or_folder_is_refused_everywhere(name: str) -> None:
+    with pytest.raises(SpecError, match="name: "):
+        kvfabric.launch(spec(), name=name)
+    with pytest.raises(SpecError, match="name: "):
+        actor_name(name, "supervisor")
+
+
+def test_no_fabrics_processes_are_among_anothers_however_their_names_begin() -> None:
+    names = ["a", "a-b", "a.b", "a_supervisor", "a-supervisor", "A", "supervisor", "a-directory", "0"]
+    processes = {n: [actor_name(n, "supervisor"), actor_name(n, "directory:0", 1)] for n in names}
+    for name in names:
+        found = [p for of_one in processes.values() for p in of_one if p.startswith(prefix_of(name))]
+        assert found == processes[name]
+
+
+def test_a_fabric_beside_one_whose_name_begins_like_its_own_comes_and_goes_alone(fabric: Fabric) -> None:
+    before = {h["address"]: h["pid"] for h in fabric.status()["holders"]}
+    beside = kvfabric.launch(spec(memory_bytes=1 << 20, node_resource="kvfabric_node_0"), name="default-b")
+    assert {"default", "default-b"} <= set(fabrics())
+    assert len(beside.status()["holders"]) == 1
+    assert not {h["pid"] for h in beside.status()["holders"]} & set(before.values())
+    ray_api.kill(beside._supervisor)  # so that what it left is found by its names
+    beside.shutdown()
+    assert "default-b" not in fabrics()
+    assert ray_api.named_actors(prefix_of("default-b")) == {}
+    assert {h["address"]: h["pid"] for h in fabric.status()["holders"]} == before

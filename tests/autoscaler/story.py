@@ -4,6 +4,8 @@
 
 An engine needs a node: one comes, a holder runs on it within seconds and serves. The engine goes: what is worth
 keeping moves off, the holder ends, the autoscaler takes the node, and what the engine stored is served elsewhere.
+Then stores are refused for want of room: the fabric asks for a node. Ray is told that it will be preempted: its state
+moves off in time, and what was asked for is withdrawn once it is calm.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ HEAD_ID = hashlib.sha256(b"head").hexdigest()[:56]
 IDLE_S = 4.0
 NODE_IDLE_MINUTES = 0.05
 TIMEOUT_S = 90.0
-TOKENS = list(range(65))
+TOKENS, LATER = list(range(65)), list(range(1000, 1065))
+TOO_LARGE = list(range(16 * 400))
 LISTS = (
     "cluster_synced_files",
     "rsync_exclude",
@@ -144,7 +147,16 @@ SPEC = {
     },
     "memory_bytes": 1 << 20,
     "node_resource": "kvf",
-    "scale": {"idle_s": IDLE_S, "drain_s": 5.0},
+    "scale": {
+        "idle_s": IDLE_S,
+        "drain_s": 5.0,
+        "up": True,
+        "bundle": {"kvf": 1.0},
+        "refused_per_s": 0.5,
+        "step_s": 1.0,
+        "calm_s": 3.0,
+        "nodes_max": 2,
+    },
 }
 
 
@@ -203,7 +215,48 @@ def story(address: str) -> dict[str, Any]:
                 with answer.lease as lease, lease.read("kv") as view:
                     told["bytes"] = [int(view[i][0]) for i in range(len(TOKENS) // 16)]
         told["holders_left"] = len(fabric.status()["holders"])
+        told |= under_pressure(fabric, address, alone)
     ray.shutdown()
+    return told
+
+
+def drained(fabric: Any, node: str) -> dict[str, Any] | None:
+    """The report of a node's drain once it is over."""
+    return next((d for d in fabric.status()["drains"] if d["node"] == node and d["over"]), None)
+
+
+def under_pressure(fabric: Any, address: str, alone: set[str]) -> dict[str, Any]:
+    """A node that the fabric asked for, and that is then preempted."""
+    import numpy as np
+    import ray
+
+    import kvfabric
+    from kvfabric.actors import ray_api
+
+    told: dict[str, Any] = {}
+    blocks = {i: np.zeros(4096, np.uint8) for i in range(len(TOO_LARGE) // 16)}
+    with kvfabric.connect("scaled") as session:
+
+        def refused() -> set[str]:
+            told["refused"] = str(session.publish(TOO_LARGE, {"kv": blocks}).refused)
+            return {n.node for n in ray_api.nodes()} - alone
+
+        began_s = time.monotonic()
+        node = until("a node comes under pressure", refused).pop()
+        told["asked_node_up_s"] = time.monotonic() - began_s
+        told["requested_nodes"] = fabric.status()["scaling"]["requested_nodes"]
+        here = {"num_cpus": 1, "label_selector": {"ray.io/node-id": node}}
+        engine: Any = ray.remote(Engine).options(**here).remote()
+        told["served_there"] = ray.get(engine.serve.remote(LATER), timeout=TIMEOUT_S)[0] == node
+        preempt = ["drain-node", f"--address={address}", f"--node-id={node}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
+        preempt += ["--reason-message=spot", "--deadline-remaining-seconds=20"]
+        subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *preempt], check=True, capture_output=True)
+        told["preempted"] = until("the node is drained", lambda: drained(fabric, node))
+        ray.kill(engine)
+        answer = session.acquire(LATER)
+        told["kept_of_preempted"] = [str(answer.status), answer.tokens, answer.moved_bytes]
+        answer.cancel()
+    until("what was asked for is withdrawn", lambda: fabric.status()["scaling"]["requested_nodes"] == 0)
     return told
 
 

@@ -1,4 +1,4 @@
-"""With Ray's own autoscaler: a node on demand, its holder within seconds, and the node back once no engine needs it."""
+"""With Ray's own autoscaler: a node on demand and under pressure, and none taken with what is worth keeping on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORY = Path(__file__).parent / "story.py"
 
 
 @pytest.mark.parametrize("version", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_node_comes_on_demand_serves_and_is_given_back_with_its_state_moved(version: int) -> None:
+def test_nodes_come_on_demand_and_under_pressure_and_go_idle_or_preempted_with_their_state_moved(version: int) -> None:
     ended = subprocess.run(
         [sys.executable, str(STORY), str(version)],
         capture_output=True,
@@ -31,3 +31,7 @@ def test_a_node_comes_on_demand_serves_and_is_given_back_with_its_state_moved(ve
     assert told["kept"] == ["FULL_HIT", 64]
     assert told["bytes"] == [1, 2, 3, 4]
     assert told["holders_left"] == 1
+    assert (told["refused"], told["requested_nodes"], told["served_there"]) == ("admission_limit", 2, True)
+    drained = told["preempted"]
+    assert (drained["why"], drained["moved_objects"], drained["dropped_objects"]) == ("ray", 4, 0)
+    assert told["kept_of_preempted"] == ["FULL_HIT", 64, {}], "it lies on the node that stays"

@@ -21,6 +21,7 @@ from kvfabric.engines.transformers.geometry import Geometry, geometry_of
 from kvfabric.engines.transformers.restore import copied
 from kvfabric.engines.transformers.tiny_models import build, prompt
 from kvfabric.engines.transformers.weights import weights_revision
+from kvfabric.fabric.tally import AuditOutcome
 
 NAME = "adapter"
 POSITION = 70
@@ -159,3 +160,46 @@ def test_the_geometry_of_another_model_is_misuse(scene: Scene, session: Session)
         adapter.connect(other, geometry_of(other), NAME)
     with pytest.raises(GeometryMismatch, match="model: the fabric 'adapter' serves deepseek_v4"):
         adapter.publish(session, other, geometry_of(other), scene.run.cache, TOKENS, POSITION)
+
+
+@pytest.fixture(scope="module")
+def audited(scene: Scene) -> Iterator[Fabric]:
+    """A fabric that has every lease audited."""
+    slots = dict.fromkeys((group.spec.name for group in scene.geometry.groups), 100)
+    spec = {"model": scene.geometry.model_spec(weights=weights_revision(scene.model)).model_dump(), "slots": slots}
+    with kvfabric.launch({**spec, "audit_fraction": 1.0, "metrics_every_s": 0}, name="audited") as fabric:
+        yield fabric
+
+
+def audits_of(fabric: Fabric) -> dict[str, float]:
+    counted = fabric.health()
+    return {word: sum(facts["audits"].get(word, 0) for facts in counted.values()) for word in AuditOutcome}
+
+
+@pytest.mark.parametrize(
+    ("cuts", "planted", "outcome"),
+    [((), None, "equal"), (None, None, "equal"), ((33,), None, "mismatch"), (None, 1, "mismatch"), ((), 1, "mismatch")],
+    ids=str,
+)
+def test_what_an_audit_finds_is_counted_and_a_mismatch_is_neither_used_nor_served_again(
+    scene: Scene, audited: Fabric, cuts: tuple[int, ...] | None, planted: int | None, outcome: str
+) -> None:
+    """Of state that was computed in one chunk; planted: one element of a window's rows with another sign."""
+    salt = f"{cuts}-{planted}"
+    objects = {name: {i: block.copy() for i, block in some.items()} for name, some in scene.objects.items()}
+    if planted is not None:
+        window = next(group for group in scene.geometry.groups if group.spec.name == "window")
+        block = next(iter(objects[window.spec.name].values()))
+        block[window.fields[0].offset_bytes + 3] ^= 0x80
+    with adapter.connect(scene.model, scene.geometry, audited.name) as session:
+        assert session.publish(TOKENS[:POSITION], objects, salt=salt).ok
+        before = audits_of(audited)
+        resumed = adapter.resume(session, scene.model, scene.geometry, TOKENS, salt=salt, audit_cuts=cuts)
+        after = audits_of(audited)
+        assert {word: after[word] - before[word] for word in after if after[word] != before[word]} == {outcome: 1}
+        if outcome == "mismatch":
+            assert (resumed.cache, resumed.tokens, resumed.refused) == (None, 0, Reason.QUARANTINED)
+            again = adapter.resume(session, scene.model, scene.geometry, TOKENS, salt=salt, audit_cuts=cuts)
+            assert (again.cache, again.answer.tokens, again.answer.hash_tokens) == (None, 0, POSITION)
+        else:
+            assert (resumed.tokens, resumed.refused) == (POSITION, None)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvfabric.fabric.effects import Received, StartTransfer, TransferDone
+from kvfabric.fabric.effects import ExtentUploaded, Received, RemoteState, StartTransfer, TransferDone
 from kvfabric.fabric.invariants import check
 from kvfabric.fabric.kinds import Reason, Status
 from kvfabric.fabric.leases import read_refusal
-from kvfabric.fabric.messages import Drain, Drained, DrainTarget, GrantUntil, Release, SetMode, Taken, Warm
+from kvfabric.fabric.messages import Drain, Drained, DrainTarget, GrantUntil, Release, SetMode, SwapOut, Taken, Warm
 from kvfabric.fabric.model import ModelSpec
 
 from .many_holders import Holders
@@ -194,6 +194,28 @@ def test_leases_run_out_or_are_cut_at_the_deadline_and_no_right_to_grant_comes_b
     assert read_refusal(long, long.deadline_s, holders.parts(long), holders.now) is Reason.HOLDER_LOST
     holders.feed("b", Received("supervisor", GrantUntil(1, 60.0)))
     assert not holders.cores["b"].ctx.may_grant
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_lies_on_the_nodes_disk_alone_is_dropped_unless_the_store_of_all_nodes_gets_it_in_time(
+    arrives: bool,
+) -> None:
+    holders = bed(remote=True)
+    holders.feed("a", RemoteState(None))
+    holders.store("a", chain(0))
+    holders.ask("a", SwapOut(holders.name(), holders.everything(holders.keys(chain(0)), "a")))
+    (extent,) = holders.disks["a"]
+    drain(holders, "a", "", within_s=20.0)
+    holders.pass_time(5.0)
+    assert report(holders, "a") is None, "the extent is on its way to the store"
+    if arrives:
+        holders.feed("a", ExtentUploaded(extent, None))
+    else:
+        holders.pass_time(15.5)
+    told = report(holders, "a")
+    assert told is not None
+    objects = 2 * BLOCKS
+    assert (told.elsewhere.objects, told.dropped.objects) == ((objects, 0) if arrives else (0, objects))
 
 
 def test_a_target_that_dies_costs_its_batch_and_another_takes_it() -> None:

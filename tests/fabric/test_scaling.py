@@ -47,6 +47,14 @@ def test_what_cannot_go_counts_for_the_floors_and_never_goes() -> None:
     assert down.look(uses("", stays="a"), 10.0) == ["b"]
 
 
+def test_what_was_asked_for_under_pressure_does_not_go_for_being_idle_until_it_is_withdrawn() -> None:
+    down = ScaleDown(ScaleDownConfig(10.0))
+    down.look(uses(""), 0.0)
+    assert down.look(uses(""), 10.0, wanted=3) == []
+    assert down.look(uses(""), 11.0, wanted=2) == ["a"]
+    assert down.look(uses(""), 12.0) == ["a", "b"]
+
+
 def load(refused: int = 0, evicted: int = 0, waiting: int = 0) -> Load:
     return Load(0, refused, evicted, waiting, 0)
 
