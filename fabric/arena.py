@@ -342,6 +342,14 @@ class Arena:
         self.states[slot] = SlotState.WRITING
         return version
 
+    def begin_write_all(self, slots: npt.NDArray[np.int64]) -> list[int]:
+        """:meth:`begin_write` for many slots, each once. Returns their versions."""
+        versions = self.versions[slots] + 1
+        self.versions[slots] = versions
+        self.states[slots] = SlotState.WRITING
+        found: list[int] = versions.tolist()
+        return found
+
     def seal(self, slot: int, length: int, checksum: bytes, object16: bytes, revision: int) -> None:
         """Mark the slot's bytes readable: ``length`` bytes with ``checksum`` (16 bytes, by the layout's way)."""
         row = self.table[slot]

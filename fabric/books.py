@@ -15,6 +15,7 @@ where it loses it, here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from .admission import Lack
 from .kinds import Reason
 from .lifecycle import Verb
 from .lives import Lives
-from .objects import Obj
+from .objects import Obj, advance_all, place_of, slots_of
 from .pools import Pool
 
 
@@ -47,6 +48,18 @@ class Books(Lives):
         obj.advance(Verb.RESERVE)
         self._own(obj, slot)
         obj.advance(Verb.FILL)
+
+    def reserve_all(self, objects: Sequence[Obj]) -> None:
+        """:meth:`reserve` for all objects of an attempt; those of one group and shard best stand in a row."""
+        if self.admission.limits:
+            for obj in objects:
+                self.reserve(obj)
+            return
+        for key, run in groupby(objects, key=place_of):
+            fresh, pool = list(run), self.pools[key]
+            self.make_free(pool, len(fresh))
+            advance_all(fresh, Verb.RESERVE, Verb.FILL)
+            self._own_all(fresh, [pool.free.pop() for _ in fresh])
 
     def reserve_at(self, obj: Obj, slot: int) -> None:
         """Give an ABSENT object this very slot; an evictable occupant leaves.
@@ -75,17 +88,17 @@ class Books(Lives):
         self.make_free(pool)
         return pool.free.pop()
 
-    def make_free(self, pool: Pool) -> None:
-        """Let who must make room until a slot of the pool is free; where nobody may, no slab of it is given away."""
-        while not pool.free:
+    def make_free(self, pool: Pool, count: int = 1) -> None:
+        """Let who must make room until so many slots of the pool are free; where nobody may, no slab of it is given away."""
+        while (missing := count - len(pool.free)) > 0:
             if pool.closed and not pool.evictable:
                 pool.reopen()
             else:
-                self._push_out(self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}"))
+                self._push_out(self.leaving.victims((pool,), None, _pool_named(pool), missing))
 
     def worths(self, objects: Sequence[Obj]) -> list[float]:
         """What the policy says each of these objects, which have slots here, is worth."""
-        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
+        slots = slots_of(objects)
         if not len(slots):
             return []
         values = self.leaving.policy.values(slots, len(slots), self.now_s)
@@ -100,10 +113,10 @@ class Books(Lives):
         if not pool.free:
             if pool.closing:
                 return False
-            victim = self.leaving.victim((pool,), None, f"pool {pool.group}/{pool.shard}")
+            victim = self.leaving.victim((pool,), None, _pool_named(pool))
             if self.leaving.value[victim.slot] >= worth:
                 return False
-            self._push_out(victim)
+            self._push_out([*self.leaving.company(victim), victim])
         return True
 
     def _keep_limits(self, obj: Obj) -> None:
@@ -116,15 +129,15 @@ class Books(Lives):
                 if limit.kind in (None, groups[pool.group].kind) and scope.makes_room(groups[pool.group].kind, obj.kind)
             ]
             tenant = obj.tenant if limit.tenant is not None or limit.each_tenant else None
-            self._push_out(self.leaving.victim(pools, tenant, f"limit {limit}"))
+            self._push_out(self.leaving.victims(pools, tenant, f"limit {limit}", 1))
 
-    def _push_out(self, victim: Obj) -> None:
-        """A victim makes room, and what nobody can reach without it."""
-        for obj in (*self.leaving.company(victim), victim):
-            self.victims += 1
-            self.leaving.policy.left(obj.slot, obj.digest, self.now_s)
+    def _push_out(self, victims: Sequence[Obj]) -> None:
+        """These make room now."""
+        self.victims += len(victims)
+        self.leaving.policy.left(slots_of(victims), [obj.digest for obj in victims], self.now_s)
+        for obj in victims:
             self.losses.left(obj.group, obj.digest)
-            self.evict(obj)
+        self.evict_all(victims)
 
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
@@ -133,7 +146,27 @@ class Books(Lives):
         obj.slot, obj.books = slot, self
         obj.version = self.arena.begin_write(slot)
         self.versions[slot] = obj.version
-        if self.last_tenants is not None:
-            if self.last_tenants.get(slot, obj.tenant) != obj.tenant:
-                self.arena.payload(slot)[:] = 0
-            self.last_tenants[slot] = obj.tenant
+        self._keep_from_others(obj)
+
+    def _own_all(self, objects: Sequence[Obj], slots: Sequence[int]) -> None:
+        """:meth:`_own` for many; there are no limits to charge."""
+        column = np.array(slots, dtype=np.int64)
+        self.uses[column] = 0
+        versions = self.arena.begin_write_all(column)
+        self.versions[column] = versions
+        for obj, slot, version in zip(objects, slots, versions, strict=True):
+            self.owner[slot] = obj
+            obj.slot, obj.books, obj.version = slot, self, version
+            self._keep_from_others(obj)
+
+    def _keep_from_others(self, obj: Obj) -> None:
+        """Nothing of another tenant's is left in the object's slot, where tenants are kept apart that far."""
+        if self.last_tenants is None:
+            return
+        if self.last_tenants.get(obj.slot, obj.tenant) != obj.tenant:
+            self.arena.payload(obj.slot)[:] = 0
+        self.last_tenants[obj.slot] = obj.tenant
+
+
+def _pool_named(pool: Pool) -> str:
+    return f"pool {pool.group}/{pool.shard}"

@@ -67,8 +67,8 @@ class Eviction(Protocol):
     def used(self, slots: Slots, tick: int, now_s: float) -> None:
         """These slots' objects were leased, or read by another holder."""
 
-    def left(self, slot: int, digest: bytes, now_s: float) -> None:
-        """This slot's object makes room now."""
+    def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
+        """These slots' objects make room now, in this order."""
 
     def moved(self, old: int, new: int) -> None:
         """One slot's object lies in another slot of its pool from here on."""
@@ -100,7 +100,7 @@ class LeastRecentlyUsed:
         del now_s
         self._last[slots] = tick
 
-    def left(self, slot: int, digest: bytes, now_s: float) -> None:
+    def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
         """Nothing is remembered of what left."""
 
     def moved(self, old: int, new: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,7 +14,7 @@ from .eviction import Arrivals
 from .holdings import Holdings
 from .kinds import ProtocolError, Reason
 from .lifecycle import REPLACE_VERB, State, Verb
-from .objects import Change, Obj
+from .objects import Change, Obj, advance_all, place_of, slots_of
 from .passport import Abi
 
 
@@ -32,18 +32,18 @@ class Lives(Holdings):
         """:meth:`seal` for all objects of an attempt at once; a checksum is 16 bytes."""
         if not objects:
             return
+        advance_all(objects, Verb.SEAL)
         for i, obj in enumerate(objects):
-            obj.advance(Verb.SEAL)
             obj.checksum = checksums[16 * i : 16 * i + 16]
         self._record_all(objects, checksums)
 
     def _record_all(self, objects: Sequence[Obj], checksums: bytes) -> None:
         """:meth:`_record` for objects whose checksums are set."""
-        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
+        slots = slots_of(objects)
         lengths, revisions = [obj.length for obj in objects], [obj.revision for obj in objects]
         self.lengths[slots], self.revisions[slots] = lengths, revisions
         self.checksums[slots] = np.frombuffer(checksums, dtype="<u8").reshape(-1, 2)
-        self.abi_numbers[slots] = [self._number_of(obj.abi) for obj in objects]
+        self.abi_numbers[slots] = self._numbers_of(objects)
         self.positions[slots] = [obj.position for obj in objects]
         self.first_out[slots] = [obj.first_out for obj in objects]
         self.arena.seal_all(slots, lengths, checksums, b"".join(obj.digest[:16] for obj in objects), revisions)
@@ -54,6 +54,17 @@ class Lives(Holdings):
             number = self._abi_number[abi] = len(self.abis)
             self.abis.append(abi)
         return number
+
+    def _numbers_of(self, objects: Iterable[Obj]) -> list[int]:
+        """The number of each one's ABI: those of a group have the same one, mostly, and are looked up together."""
+        numbers: list[int] = []
+        last: Abi | None = None
+        number = -1
+        for obj in objects:
+            if obj.abi is not last:
+                last, number = obj.abi, self._number_of(obj.abi)
+            numbers.append(number)
+        return numbers
 
     def _record(self, obj: Obj, checksum: bytes) -> None:
         """The slot's bytes are those of this checksum: in the books, then in the header."""
@@ -73,32 +84,46 @@ class Lives(Holdings):
 
     def install_all(self, objects: Sequence[Obj]) -> None:
         """Make SEALED objects visible that came together; those of one group and shard stand in a row."""
-        for obj in objects:
-            self._install(obj)
-        for key, run in groupby(objects, key=lambda obj: (obj.group, obj.shard)):
-            self._arrived(key, list(run))
+        for key, run in groupby(objects, key=place_of):
+            fresh = list(run)
+            self._install_run(key, fresh)
+            self._arrived(key, [obj for obj in fresh if obj.visible])
 
     def _arrived(self, key: tuple[int, int], run: Sequence[Obj]) -> None:
-        slots = np.array([obj.slot for obj in run], dtype=np.int64)
+        slots = slots_of(run)
         self.leaving.touched(slots)
         digests, positions = [obj.digest for obj in run], [obj.position for obj in run]
         self.losses.came(key[0], digests)
         self.leaving.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
 
-    def _install(self, obj: Obj) -> None:
-        table = self.table[obj.group, obj.shard]
-        old = table.get(obj.digest)
-        if old is not None:
-            self.retire(old, announce=False)
-        obj.visible = True
-        self.last_use[obj.slot] = self.tick
-        table[obj.digest] = obj
-        self.settled[obj.slot] = True
-        self.leaving.link(obj)
-        self._serve(obj)
-        if obj.evictable:
-            self._became_evictable(obj)
-        self._changed(Change(obj, gone=False, evicted=False))
+    def _install_run(self, key: tuple[int, int], run: Sequence[Obj]) -> None:
+        """SEALED objects of one group and shard: found from here on, in place of what they replace."""
+        table, shown = self.table[key], []
+        for obj in run:
+            old = table.get(obj.digest)
+            if old is not None:
+                self._show(key, shown)
+                shown = []
+                self.retire(old, announce=False)
+            table[obj.digest] = obj
+            shown.append(obj)
+        self._show(key, shown)
+
+    def _show(self, key: tuple[int, int], objects: Sequence[Obj]) -> None:
+        """These SEALED objects, each the one of its digest in the table, are visible."""
+        if not objects:
+            return
+        ready, link = self.ready[key], self.leaving.link
+        for obj in objects:
+            obj.visible = True
+            ready[obj.digest] = obj.slot
+            link(obj)
+        slots = slots_of(objects)
+        self.last_use[slots] = self.tick
+        self.settled[slots] = True
+        self.serving[slots] = True
+        self._all_became_evictable(key, [obj for obj in objects if obj.evictable])
+        self._all_changed([Change(obj, gone=False, evicted=False) for obj in objects])
 
     def is_current(self, obj: Obj) -> bool:
         """Whether an object is the visible one of its key still."""
@@ -115,7 +140,7 @@ class Lives(Holdings):
         used, slots = old.last_use, (old.slot, new.slot)
         self.uses[new.slot] = self.uses[old.slot]
         self.leaving.moved(*slots)
-        self._install(new)
+        self._install_run((new.group, new.shard), [new])
         self.last_use[new.slot] = used
         if new.on_a_tier:
             self.taken_over(new)
@@ -124,21 +149,12 @@ class Lives(Holdings):
         """The bytes of RESTORING objects stand, and are those of their checksums."""
         if not objects:
             return
-        for obj in objects:
-            obj.advance(Verb.SWAPPED_IN)
+        advance_all(objects, Verb.SWAPPED_IN)
         self._record_all(objects, b"".join(obj.checksum for obj in objects))
-        slots = np.array([obj.slot for obj in objects], dtype=np.int64)
-        self.last_use[slots] = self.tick
-        self.settled[slots] = True
-        for obj in objects:
-            self.leaving.link(obj)
-        for key, run in groupby(objects, key=lambda obj: (obj.group, obj.shard)):
-            self._arrived(key, list(run))
-        for obj in objects:
-            self._serve(obj)
-            if obj.evictable:
-                self._became_evictable(obj)
-            self._changed(Change(obj, gone=False, evicted=False))
+        for key, run in groupby(objects, key=place_of):
+            back = list(run)
+            self._show(key, back)
+            self._arrived(key, back)
 
     def restore_failed(self, obj: Obj, reason: Reason, *, for_good: bool) -> None:
         """A RESTORING object falls back to its tier, marked bad if its bytes there are."""
@@ -235,6 +251,37 @@ class Lives(Holdings):
             self.writing.left(obj.digest)
         self._leave(obj, Verb.EVICT, evicted=True, announce=True)
 
+    def evict_all(self, objects: Sequence[Obj]) -> None:
+        """:meth:`evict` for many at once; those of one group and shard best stand in a row."""
+        plain = []
+        for obj in objects:
+            if obj.on_a_tier or self.admission.limits or not obj.evictable:
+                self.evict(obj)
+            else:
+                plain.append(obj)
+        if not plain:
+            return
+        if self.writing is not None:
+            for obj in plain:
+                self.writing.left(obj.digest)
+        advance_all(plain, Verb.EVICT, Verb.VACATE)
+        self._all_changed([Change(obj, gone=True, evicted=True) for obj in plain])
+        slots = slots_of(plain)
+        self.settled[slots] = False
+        self.serving[slots] = False
+        self.arena.vacate_all(slots, SlotState.FREE)
+        for key, run in groupby(plain, key=place_of):
+            table, ready, pool = self.table[key], self.ready[key], self.pools[key]
+            for obj in run:
+                del table[obj.digest]
+                ready.pop(obj.digest, None)
+                self.leaving.unlink(obj)
+                self.owner[obj.slot] = None
+                pool.give_back(obj.slot)
+                pool.evictable -= 1
+                obj.visible, obj.slot = False, -1
+        self.room_gained += len(plain)
+
     def forget(self, obj: Obj, *, evicted: bool) -> None:
         """An ON_TIER object whose last copy on a tier is gone."""
         obj.advance(Verb.LOSE)
@@ -259,6 +306,10 @@ class Lives(Holdings):
     def _changed(self, change: Change) -> None:
         self.generation += 1
         self.changes.append(change)
+
+    def _all_changed(self, changes: Sequence[Change]) -> None:
+        self.generation += len(changes)
+        self.changes.extend(changes)
 
     def _hide(self, obj: Obj) -> None:
         self.generation += 1
@@ -433,6 +484,13 @@ class Lives(Holdings):
         self.pools[obj.group, obj.shard].evictable += 1
         self.admission.evictable(obj, 1)
         self.room_gained += 1
+
+    def _all_became_evictable(self, key: tuple[int, int], objects: Sequence[Obj]) -> None:
+        self.pools[key].evictable += len(objects)
+        self.room_gained += len(objects)
+        if self.admission.limits:
+            for obj in objects:
+                self.admission.evictable(obj, 1)
 
     def _no_longer_evictable(self, obj: Obj) -> None:
         self.pools[obj.group, obj.shard].evictable -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -133,10 +134,29 @@ def held_refusal(objects: Iterable[Obj]) -> Reason | None:
 
 def slot_run(group: int, shard: int, indices: Sequence[int], objects: Sequence[Obj]) -> SlotRun:
     """The slots and versions of objects, packed."""
-    return SlotRun(
-        group,
-        shard,
-        tuple(indices),
-        b"".join(obj.slot.to_bytes(4, "little") for obj in objects),
-        b"".join(obj.version.to_bytes(8, "little") for obj in objects),
-    )
+    slots = struct.pack(f"<{len(objects)}I", *[obj.slot for obj in objects])
+    versions = struct.pack(f"<{len(objects)}Q", *[obj.version for obj in objects])
+    return SlotRun(group, shard, tuple(indices), slots, versions)
+
+
+def slots_of(objects: Iterable[Obj]) -> npt.NDArray[np.int64]:
+    """The objects' slots, as the books' columns are asked by them."""
+    return np.array([obj.slot for obj in objects], dtype=np.int64)
+
+
+def place_of(obj: Obj) -> tuple[int, int]:
+    """The group and shard: which pool and which table an object is of."""
+    return obj.group, obj.shard
+
+
+def advance_all(objects: Iterable[Obj], *verbs: Verb) -> None:
+    """Each object on by these verbs. Those of one kind and state share one look at the table."""
+    kind: ObjectKind | None = None
+    before = after = State.ABSENT
+    for obj in objects:
+        if obj.kind is not kind or obj.state is not before:
+            kind, before = obj.kind, obj.state
+            after = before
+            for verb in verbs:
+                after = advance(kind, after, verb)
+        obj.state = after

@@ -178,7 +178,8 @@ class RoomBook:
         if not obj.linked:
             return
         obj.linked = False
-        self.retained.forget(obj.slot)
+        if self.retained.any_until_s:
+            self.retained.forget(obj.slot)
         key = (obj.group, obj.shard)
         if obj.base:
             count = self._count[key]
@@ -205,13 +206,13 @@ class RoomBook:
         home: Obj | None = obj
         if obj.home:
             home = self.books.table[structure.home_group, obj.shard].get(obj.home)
-            if home is None or home.slot < 0 or self.resting[home.slot] or not home.evictable:
+            if home is None or home.slot < 0 or self.resting[home.slot] or not self._may_leave(home):
                 return
             yield home
         if home is None or home.on_a_tier:
             return
         for other in list(self._at_home.get(obj.shard, {}).get(home.digest, ())):
-            if other is not obj and other.evictable:
+            if other is not obj and self._may_leave(other):
                 yield other
 
     # --- who leaves ------------------------------------------------------------------------------
@@ -221,16 +222,34 @@ class RoomBook:
         key = (tuple(pool.first for pool in pools), tenant)
         batch = self._batches.get(key)
         for _ in range(3):
-            if batch is not None:
-                obj = self._next(batch)
-                if obj is not None:
-                    batch.last = obj
-                    return obj
+            obj = self._next(batch) if batch is not None else None
+            if obj is not None:
+                return obj
             batch = self._rank(pools, tenant)
             if len(self._batches) >= SELECTIONS_MAX:
                 self._batches.clear()
             self._batches[key] = batch
         raise ProtocolError(f"{where}: reserved without room")
+
+    def victims(self, pools: Sequence[Pool], tenant: str | None, where: str, count: int) -> list[Obj]:
+        """Who leaves next, up to ``count`` of these pools and at least one, with what leaves along with them.
+
+        They count as gone from here on: evict them all before anything else is asked. Raises ProtocolError where
+        nothing may leave.
+        """
+        meant = {(pool.group, pool.shard) for pool in pools}
+        found: list[Obj] = []
+        freed = 0
+        victim: Obj | None = self.victim(pools, tenant, where)
+        batch = self._batches[tuple(pool.first for pool in pools), tenant]
+        while victim is not None:
+            for obj in (*self.company(victim), victim):
+                self.unlink(obj)
+                found.append(obj)
+                freed += (obj.group, obj.shard) in meant
+            # Only of the batch at hand: a fresh one would have those in it that are about to leave.
+            victim = self._next(batch) if freed < count else None
+        return found
 
     def _next(self, batch: Batch) -> Obj | None:
         """The first in turn that may leave still; None where the batch is used up."""
@@ -245,9 +264,15 @@ class RoomBook:
             obj = books.owner[slot]
             if obj is None or obj.version != version or self.ranked[slot] != batch.number:
                 continue
-            if obj.evictable and (not self.resting[slot] or obj.first_out or batch.limit == _ANY):
+            if self._may_leave(obj) and (not self.resting[slot] or obj.first_out or batch.limit == _ANY):
+                batch.last = obj
                 return obj
         return None
+
+    @staticmethod
+    def _may_leave(obj: Obj) -> bool:
+        """Not pinned, and not about to leave already."""
+        return obj.linked and obj.evictable
 
     def _follow(self, batch: Batch, base: Obj | None) -> None:
         """Nothing rests on this one any more: it is in turn at its own worth."""

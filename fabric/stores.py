@@ -72,8 +72,8 @@ class StoreDesk:
         lacking = ctx.books.lacking(fresh)
         number = ctx.number()
         if lacking is None:
+            ctx.books.reserve_all(fresh)
             for obj in fresh:
-                ctx.books.reserve(obj)
                 self._supersede(obj, number)
         for obj in kept:
             ctx.books.unpin(obj)

@@ -51,13 +51,14 @@ class S3Fifo:
         del tick, now_s
         self._uses[slots] = np.minimum(self._uses[slots] + 1, USES_MAX)
 
-    def left(self, slot: int, digest: bytes, now_s: float) -> None:
+    def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
         """Only what leaves the small queue is remembered."""
         del now_s
-        if not self._main[slot]:
-            self._ghost[digest] = None
-            while len(self._ghost) > self._ghost_max:
-                self._ghost.popitem(last=False)
+        for main, digest in zip(self._main[slots].tolist(), digests, strict=True):
+            if not main:
+                self._ghost[digest] = None
+        while len(self._ghost) > self._ghost_max:
+            self._ghost.popitem(last=False)
 
     def moved(self, old: int, new: int) -> None:
         for column in (self._main, self._place, self._uses):

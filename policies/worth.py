@@ -23,8 +23,6 @@ LOOK_EVERY = 2048
 """Objects used or stored between two fresh looks at what was seen."""
 HELD_MAX = 4 * LOOK_EVERY
 """Objects whose uses are kept one by one; where nothing has to leave, nobody looks for a long time."""
-NOTED_MAX = LOOK_EVERY
-"""Objects whose uses are noted and not yet gone through: it takes longer than the rest of a lease."""
 
 
 class Ghosts:
@@ -121,13 +119,12 @@ class Worth:
             sizes[pool.group] = sizes.get(pool.group, 0) + pool.slots
         self._learned = {group: Learned(Ghosts(max(1, int(GHOSTS * size)))) for group, size in sizes.items()}
         self._pools = tuple(pools)
-        self._noted: list[tuple[Slots, float]] = []
-        self._noted_count = 0
-        self._place: Ints = np.zeros(slots, dtype=np.int64)
+        self._untold: list[tuple[Slots, Ints, Floats]] = []
+        """Uses since the last telling: it takes longer to part them by group than to note them."""
+        self._untold_count = 0
 
     def arrived(self, arrivals: Arrivals, now_s: float) -> None:
         """Newcomers begin a class of their own; what comes back goes on in the class that it left in."""
-        self._catch_up()
         pool, slots = arrivals.pool, arrivals.slots
         learned = self._learned[pool.group]
         follows = arrivals.positions[0] - pool.unit_tokens >= CONTINUES_TOKENS
@@ -147,48 +144,36 @@ class Worth:
 
     def used(self, slots: Slots, tick: int, now_s: float) -> None:
         del tick
-        self._noted.append((slots, now_s))
-        self._noted_count += len(slots)
-        if self._noted_count >= NOTED_MAX:
-            self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Go through the uses noted, in their order: whatever asks or changes what is known of an object comes after them."""
-        noted, self._noted, self._noted_count = self._noted, [], 0
-        if not noted:
-            return
-        slots = np.concatenate([some for some, _ in noted])
-        now_s = np.repeat([at_s for _, at_s in noted], [len(some) for some, _ in noted])
-        places = np.arange(len(slots))
-        self._place[slots] = places
-        if (self._place[slots] == places).all():  # each was used once
-            self._count(slots, now_s)
-        else:
-            for some, at_s in noted:
-                self._count(some, at_s)
-
-    def _count(self, slots: Slots, now_s: Floats | float) -> None:
-        """One use of each of these, at these times."""
-        classes, ages_s = self._classes[slots], now_s - self._last_s[slots]
+        self._untold.append((slots, self._classes[slots], now_s - self._last_s[slots]))
+        self._untold_count += len(slots)
         uses = self._uses[slots] + 1
         self._uses[slots] = uses
         self._classes[slots] = class_of(uses, self._born[slots])
         self._last_s[slots] = now_s
-        groups = self._group[slots]
-        for group, learned in self._learned.items():
-            mine = groups == group
-            if mine.any():
-                learned.span(classes[mine], ages_s[mine], used=True)
+        if self._untold_count >= HELD_MAX:
+            self._tell()
 
-    def left(self, slot: int, digest: bytes, now_s: float) -> None:
+    def _tell(self) -> None:
+        """Part the uses noted by group."""
+        if not self._untold:
+            return
+        slots, classes, ages_s = (np.concatenate(column) for column in zip(*self._untold, strict=True))
+        self._untold.clear()
+        self._untold_count = 0
+        groups = self._group[slots]
+        for group in np.unique(groups).tolist():
+            mine = groups == group
+            self._learned[group].span(classes[mine], ages_s[mine], used=True)
+
+    def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
         """What left is followed until it comes back or later ones push it out."""
-        self._catch_up()
-        learned = self._learned[int(self._group[slot])]
-        self._there[slot] = False
-        dropped = learned.ghosts.put(digest, int(self._classes[slot]), int(self._uses[slot]), float(self._last_s[slot]))
-        if dropped is not None:
-            kind, last_s = dropped
-            learned.span(np.array([kind]), np.array([max(now_s - last_s, 0.0)]), used=False)
+        self._there[slots] = False
+        columns = (self._group, self._classes, self._uses, self._last_s)
+        for digest, group, kind, uses, last_s in zip(digests, *(c[slots].tolist() for c in columns), strict=True):
+            learned = self._learned[group]
+            dropped = learned.ghosts.put(digest, kind, uses, last_s)
+            if dropped is not None:
+                learned.span(np.array([dropped[0]]), np.array([max(now_s - dropped[1], 0.0)]), used=False)
 
     def moved(self, old: int, new: int) -> None:
         for column in (self._classes, self._born, self._uses, self._last_s, self._there):
@@ -197,7 +182,7 @@ class Worth:
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count
-        self._catch_up()
+        self._tell()
         groups = self._group[slots]
         out = np.zeros(len(slots))
         for group in np.unique(groups).tolist():
