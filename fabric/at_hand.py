@@ -40,7 +40,7 @@ def held_at_hand(model: ModelSpec, books: Books, prompt: Prompt, tokens: int) ->
     for group, ranges in enumerate(needs(model, tokens)):
         if not ranges:
             continue
-        keys = digests.get(model.groups[group].unit_tokens, [])
+        keys = digests.get(model.groups[group].unit_tokens, ())
         if ranges[-1].stop > len(keys):
             return None
         wanted = keys[ranges[0].start : ranges[0].stop]

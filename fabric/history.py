@@ -51,12 +51,12 @@ def history_of(ctx: HolderContext, keys: dict[int, bytes]) -> list[dict[str, Any
     return found
 
 
-def _answered(entry: Answered, chain: dict[int, list[bytes]]) -> dict[str, Any] | None:
+def _answered(entry: Answered, chain: dict[int, tuple[bytes, ...]]) -> dict[str, Any] | None:
     """An acquire of this chain, or of one that leaves it after ``shared`` tokens; None for another's."""
     request, answer = entry.request, entry.answer
     shared, whole = 0, True
     for unit, blob in request.prompt.keys:
-        mine, theirs = split(blob), chain.get(unit, [])
+        mine, theirs = split(blob), chain.get(unit, ())
         same = next(
             (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
         )

@@ -155,7 +155,7 @@ class Holdings:
         digests = {unit: split(blob) for unit, blob in prompt.keys}
         for group, spec in enumerate(self.model.groups):
             for shard in self.shards:
-                there = [slot for slot in self.locate(group, shard, digests.get(spec.unit_tokens, [])) if slot >= 0]
+                there = [slot for slot in self.locate(group, shard, digests.get(spec.unit_tokens, ())) if slot >= 0]
                 if there:
                     slots = np.array(there, dtype=np.int64)
                     self.leaving.retained.keep(slots, weight, self.now_s, ttl_s)
@@ -176,7 +176,7 @@ class Holdings:
         digests = {unit: split(blob) for unit, blob in prompt.keys}
         found = []
         for group, spec in enumerate(self.model.groups):
-            keys = digests.get(spec.unit_tokens, [])
+            keys = digests.get(spec.unit_tokens, ())
             for shard in shards:
                 table = self.table.get((group, shard))
                 if not table:
@@ -235,9 +235,10 @@ class Holdings:
         for (group, shard), pool in self.pools.items():
             table = self.table[group, shard]
             pinned = 0
-            for i, key in enumerate(digests.get(self.model.groups[group].unit_tokens, [])):
-                obj = table.get(key)
-                if obj is not None and (obj.state is State.RESTORING or (obj.pins and obj.slot >= 0)):
-                    pinned |= 1 << i
+            if pool.evictable < len(table):  # else each one is in memory and unpinned
+                for i, key in enumerate(digests.get(self.model.groups[group].unit_tokens, ())):
+                    obj = table.get(key)
+                    if obj is not None and (obj.state is State.RESTORING or (obj.pins and obj.slot >= 0)):
+                        pinned |= 1 << i
             rooms.append(Room(group, shard, pool.room, pool.capacity, pinned))
         return rooms

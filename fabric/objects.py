@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +18,8 @@ from .passport import Abi
 from .segments import ChainPlace
 
 DIGEST_BYTES = 32
+KEPT_BYTES_MAX = 1 << 20
+"""Larger blobs of digests are cut anew each time."""
 
 
 class SlotCounts(Protocol):
@@ -116,9 +119,17 @@ class Change(NamedTuple):
     evicted: bool
 
 
-def split(blob: bytes) -> list[bytes]:
+def split(blob: bytes) -> tuple[bytes, ...]:
     """The digests in a blob of 32-byte digests."""
-    return [blob[i : i + DIGEST_BYTES] for i in range(0, len(blob), DIGEST_BYTES)]
+    return _split(blob) if len(blob) <= KEPT_BYTES_MAX else _cut(blob)
+
+
+def _cut(blob: bytes) -> tuple[bytes, ...]:
+    return tuple([blob[i : i + DIGEST_BYTES] for i in range(0, len(blob), DIGEST_BYTES)])
+
+
+# One request is asked about a dozen times on its way, and a digest that was looked up once keeps its hash.
+_split = lru_cache(8)(_cut)
 
 
 def held_refusal(objects: Iterable[Obj]) -> Reason | None:

@@ -10,6 +10,7 @@ from ...fabric.arena import ArenaLayout, PoolLayout
 from ...fabric.budget import slots_for
 from ...fabric.messages import Prompt
 from ...fabric.model import ModelSpec
+from ...fabric.objects import split
 from ...fabric.presets import PRESETS, preset
 from ...fabric.specs import load_spec
 from .trace import BLOCK_TOKENS
@@ -48,24 +49,43 @@ def layout_of(model: ModelSpec, memory_bytes: int, checkpoint: str, prompt_token
 
 
 class Digests:
-    """Prompts as the fabric sees them: digests made of a trace's block ids, which bear their prefix already."""
+    """Prompts as the fabric sees them: digests made of a trace's block ids, which bear their prefix already.
 
-    def __init__(self, model: ModelSpec, weights: bytes) -> None:
+    ``known_max``: blocks whose own digest is remembered.
+    """
+
+    def __init__(self, model: ModelSpec, weights: bytes, known_max: int = 1 << 20) -> None:
         self._units = tuple(sorted({group.unit_tokens for group in model.groups} | {model.grid_tokens}))
         self._weights = weights
         self._namespace = bytes(32)
+        self._known: dict[int, bytes] = {}
+        self._known_max = known_max
 
     def prompt(self, blocks: Sequence[int], tokens: int) -> Prompt:
         """The prompt of these whole blocks, ``tokens`` long."""
+        keys = tuple(
+            (unit, self._of_blocks(blocks) if unit == BLOCK_TOKENS else self._cut(blocks, unit)) for unit in self._units
+        )
+        return Prompt(self._namespace, self._weights, "", tokens, keys)
+
+    def _cut(self, blocks: Sequence[int], unit: int) -> bytes:
+        """32 bytes for each cut at a multiple of ``unit`` tokens."""
         ids = np.array(blocks, dtype=np.int64)
-        whole = len(ids) * BLOCK_TOKENS
-        keys = []
-        for unit in self._units:
-            ends = np.arange(unit, whole + 1, unit, dtype=np.int64)
-            at = (ends - 1) // BLOCK_TOKENS
-            names = ids[at].astype(np.uint64) * np.uint64(_CUTS) + (ends - at * BLOCK_TOKENS).astype(np.uint64)
-            keys.append((unit, _spread(names).tobytes()))
-        return Prompt(self._namespace, self._weights, "", tokens, tuple(keys))
+        ends = np.arange(unit, len(ids) * BLOCK_TOKENS + 1, unit, dtype=np.int64)
+        at = (ends - 1) // BLOCK_TOKENS
+        names = ids[at].astype(np.uint64) * np.uint64(_CUTS) + (ends - at * BLOCK_TOKENS).astype(np.uint64)
+        return _spread(names).tobytes()
+
+    def _of_blocks(self, blocks: Sequence[int]) -> bytes:
+        """:meth:`_cut` at each block's end; what came before is not computed again."""
+        known = self._known
+        fresh = [block for block in blocks if block not in known]
+        if fresh:
+            if len(known) + len(fresh) > self._known_max:
+                known.clear()
+                fresh = list(blocks)
+            known.update(zip(fresh, split(self._cut(fresh, BLOCK_TOKENS)), strict=True))
+        return b"".join([known[block] for block in blocks])
 
 
 def _spread(names: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
