@@ -98,7 +98,8 @@ class Lives(Holdings):
 
     def _install_run(self, key: tuple[int, int], run: Sequence[Obj]) -> None:
         """SEALED objects of one group and shard: found from here on, in place of what they replace."""
-        table, shown = self.table[key], []
+        table = self.table[key]
+        shown: list[Obj] = []
         for obj in run:
             old = table.get(obj.digest)
             if old is not None:

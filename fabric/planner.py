@@ -355,7 +355,7 @@ class View:
         self,
         part: PartPlan,
         open_bits: dict[tuple[int, int, int | None], int],
-        digests: dict[int, list[bytes]],
+        digests: dict[int, tuple[bytes, ...]],
         *,
         memory: bool,
     ) -> None:
@@ -372,7 +372,7 @@ class View:
         self,
         part: PartPlan,
         open_bits: dict[tuple[int, int, int | None], int],
-        digests: dict[int, list[bytes]],
+        digests: dict[int, tuple[bytes, ...]],
         *,
         memory: bool,
     ) -> None:
@@ -413,7 +413,7 @@ class View:
             yield column if column.versions else replace(column, versions=self.expected_versions(column, column.memory))
 
     def _objects(
-        self, group: int, shard: int, revision: int | None, bits: int, digests: dict[int, list[bytes]]
+        self, group: int, shard: int, revision: int | None, bits: int, digests: dict[int, tuple[bytes, ...]]
     ) -> Objects:
         keys = digests[self.model.groups[group].unit_tokens]
         first = (bits & -bits).bit_length() - 1
