@@ -49,6 +49,8 @@ class Arrivals(NamedTuple):
     """Tokens up to the end of each."""
     tick: int
     """Of the use they came with: a larger one is later."""
+    base: int = -1
+    """The slot of the object that the first of them rests on; -1: none, or not here."""
 
 
 class Eviction(Protocol):

@@ -94,7 +94,9 @@ class Lives(Holdings):
         self.leaving.touched(slots)
         digests, positions = [obj.digest for obj in run], [obj.position for obj in run]
         self.losses.came(key[0], digests)
-        self.leaving.policy.arrived(Arrivals(self.shapes[key], slots, digests, positions, self.tick), self.now_s)
+        base = self.ready[key].get(run[0].base, -1)
+        arrivals = Arrivals(self.shapes[key], slots, digests, positions, self.tick, base)
+        self.leaving.policy.arrived(arrivals, self.now_s)
 
     def _install_run(self, key: tuple[int, int], run: Sequence[Obj]) -> None:
         """SEALED objects of one group and shard: found from here on, in place of what they replace."""

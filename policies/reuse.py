@@ -1,13 +1,12 @@
 """When an object is used again, learned from what happened: the hazard of reuse by class and age.
 
-For every class of objects, how often one of a certain age is used per second that one of that age was
-there to be used (Kaplan and Meier's estimator, so that what is still there or left early counts for the
-time it was seen). What left is followed for a while after, or only what stayed would be learned from.
+For every class of visits, how often one of a certain age is followed by its next per second that one of that age was
+waited for (Kaplan and Meier's estimator, so that what is still awaited or lost from sight counts for the
+time it was followed).
 
-A class is what is known of an object when it is looked at: how often it was used, whether it continued
-something that was used before it, and how many objects came with it. Classes share what they have in
-common: the shape over age is that of all objects used as often, a class only raises or lowers it, and
-the less a class has shown the nearer it stays to the others.
+A class is what is known of a visit when it is over: whether it continued another, and for which time, and how many
+objects it stored. Classes share what they have in common: the shape over age is that of all visits of that turn, a class
+only raises or lowers it, and the less a class has shown the nearer it stays to the others.
 
 An object's worth is the most uses per second that any stay from now on can be expected to bring (the
 index of Gittins, "Bandit processes and dynamic allocation indices", 1979): what will be used soon or
@@ -16,6 +15,7 @@ never is worth keeping for that while, and no longer.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -24,38 +24,33 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-USES = 4
-"""Classes of use: never again yet, once, twice, more often."""
+TURNS = 4
+"""Classes of turn: who continues nothing, the first who continues that, the second, and all later ones."""
 PER_OCTAVE = 3
 RUNS = 9 * PER_OCTAVE
-"""Classes of how many came together: three an octave, up to 512."""
-CLASSES = USES * 2 * RUNS
+"""Classes of how many objects a visit stored: three an octave, up to 512."""
+CLASSES = TURNS * RUNS
 EDGES_S: Floats = np.concatenate([[0.0], np.geomspace(4.0, 2048.0, 12)])
 """Ages at which the classes of age begin."""
 _WIDTHS_S: Floats = np.diff(np.append(EDGES_S, 2 * EDGES_S[-1]))
 _MIDDLE_S: Floats = EDGES_S + _WIDTHS_S / 2
 
 FIRST_GUESS: Floats = np.array([0.15, 0.6, 0.8, 1.2])
-"""Before anything was seen: uses per second of age, by how often an object was used."""
+"""Before anything was seen: uses per second of age, by turn."""
 GUESS_AGE_S = 300.0
 GUESS_FALL = 3.0
 """Unseen ages are taken to fall from the last one seen as this power of (age + GUESS_AGE_S)."""
-OWED_USES = 100.0
+OWED_USES = 3.0
 """A guess of the shape weighs as much as this many uses seen."""
-OWED_CLASS_USES = 400.0
-"""What classes share weighs as much as this many uses seen of one: they come in runs, so a hundred are few."""
-FADE = 0.995
-"""What is left of what was seen at each fresh look: old habits are forgotten."""
+OWED_CLASS_USES = 10.0
+"""What classes share weighs as much as this many uses seen of one."""
+FADE = 0.9999
+"""What is left of what was seen after each visit: old habits are forgotten."""
 
 
-def born_class(run: int, *, continues: bool) -> int:
-    """The class of objects that came in a run of so many, and continued something that was there or not."""
-    return continues * RUNS + min(RUNS - 1, int(PER_OCTAVE * np.log2(max(run, 1))))
-
-
-def class_of(uses: Ints, born: Ints) -> Ints:
-    """The class of objects born in these classes that were used so often since."""
-    return np.minimum(uses, USES - 1) * (2 * RUNS) + born
+def class_of(turn: int, run: int) -> int:
+    """The class of a visit of this turn that stored so many objects."""
+    return turn * RUNS + min(RUNS - 1, int(PER_OCTAVE * math.log2(max(run, 1))))
 
 
 class Seen(NamedTuple):
@@ -79,25 +74,24 @@ class Seen(NamedTuple):
         exposed_s = self.exposed_s + inside + beyond * _WIDTHS_S
         return Seen(self.uses + ends if used else self.uses, exposed_s)
 
-    def faded(self) -> Seen:
-        return Seen(self.uses * FADE, self.exposed_s * FADE)
+    def faded(self, visits: int) -> Seen:
+        """What is left of it after so many visits more."""
+        return Seen(self.uses * FADE**visits, self.exposed_s * FADE**visits)
 
 
 def hazards(seen: Seen) -> Floats:
     """Uses per second by class and class of age, of shape (CLASSES, len(EDGES_S))."""
-    uses = seen.uses.reshape(USES, 2, RUNS, -1)
-    exposed_s = seen.exposed_s.reshape(USES, 2, RUNS, -1)
-    shape = _shapes(uses.sum(axis=(1, 2)), exposed_s.sum(axis=(1, 2)))
-    expected = (exposed_s * shape[:, None, None, :]).sum(axis=3)
-    found = uses.sum(axis=3)
-    level = (found.sum(axis=2) + OWED_CLASS_USES) / (expected.sum(axis=2) + OWED_CLASS_USES)
-    own = (_smoothed(found) + OWED_CLASS_USES) / (_smoothed(expected * level[:, :, None]) + OWED_CLASS_USES)
-    rates: Floats = shape[:, None, None, :] * (level[:, :, None] * own)[..., None]
+    uses = seen.uses.reshape(TURNS, RUNS, -1)
+    exposed_s = seen.exposed_s.reshape(TURNS, RUNS, -1)
+    shape = _shapes(uses.sum(axis=1), exposed_s.sum(axis=1))
+    expected = (exposed_s * shape[:, None, :]).sum(axis=2)
+    own = (_smoothed(uses.sum(axis=2)) + OWED_CLASS_USES) / (_smoothed(expected) + OWED_CLASS_USES)
+    rates: Floats = shape[:, None, :] * own[..., None]
     return rates.reshape(CLASSES, -1)
 
 
 def _shapes(uses: Floats, exposed_s: Floats) -> Floats:
-    """The hazard over age by how often an object was used; an age not seen follows the one before it."""
+    """The hazard over age by turn; an age not seen follows the one before it."""
     shape = np.zeros_like(uses)
     guess = FIRST_GUESS / (_MIDDLE_S[0] + GUESS_AGE_S)
     for age in range(uses.shape[1]):
@@ -111,8 +105,8 @@ def _shapes(uses: Floats, exposed_s: Floats) -> Floats:
 def _smoothed(by_run: Floats) -> Floats:
     """With half of each neighbouring class of run: runs of nearly the same length behave alike."""
     out = by_run.copy()
-    out[:, :, 1:] += by_run[:, :, :-1] / 2
-    out[:, :, :-1] += by_run[:, :, 1:] / 2
+    out[:, 1:] += by_run[:, :-1] / 2
+    out[:, :-1] += by_run[:, 1:] / 2
     return out
 
 

@@ -1,5 +1,10 @@
 """The default policy: what recompute an object saves per byte and second, by how it is likely to be used again.
 
+What comes back is not an object but a request's whole prompt: the next turn of a conversation, another question about
+a document. So what is learned from is the *visit* (one request's prompt, what it found and what it stored), once however
+many objects it has, and all objects that a visit touched are worth what the visit is. A visit is followed long after
+its objects left, by one digest: the next that stores that object anew has come back.
+
 Each kind of state learns its own reuse (:mod:`reuse`): a history block, a window and a snapshot of one
 chain are used together but come and go at different places. The worth of an object is its expected uses
 per second times the tokens that a use saves, over its bytes. Ties leave oldest first.
@@ -7,94 +12,131 @@ per second times the tokens that a use saves, over its bytes. Ties leave oldest 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..fabric.eviction import Arrivals, PoolShape, Slots, Values, slots_of
-from .reuse import Floats, Ints, Seen, at_age, born_class, class_of, hazards, indices
+from .reuse import TURNS, Floats, Ints, Seen, at_age, class_of, hazards, indices
 
 CONTINUES_TOKENS = 1024
-"""What follows at least so many tokens that were there already continues something; less may be a system prompt."""
-GHOSTS = 2.0
-"""How many that left are followed, as a share of the slots of their group."""
-LOOK_EVERY = 2048
-"""Objects used or stored between two fresh looks at what was seen."""
-HELD_MAX = 4 * LOOK_EVERY
-"""Objects whose uses are kept one by one; where nothing has to leave, nobody looks for a long time."""
+"""Who finds more than so many tokens continues something; less may be a system prompt."""
+VISITS_MAX = 16_384
+"""Visits that are followed, for each group: the latest."""
+UNDECIDED_MAX = 256
+"""Visits that found something and may store more: the latest."""
+LOOK_EVERY = (8, 200)
+LOOK_SHARE = 0.05
+"""A fresh look at what was seen is due after so large a part more was seen, within these numbers of visits."""
 
 
-class Ghosts:
-    """What left lately: classes and last uses in a ring, found by digest."""
+class Visits:
+    """The latest visits of one group, in a ring: what class each is of, since when, and whether its next is awaited."""
 
     def __init__(self, size: int) -> None:
         self.classes: Ints = np.zeros(size, dtype=np.int64)
-        self.uses: Ints = np.zeros(size, dtype=np.int64)
-        self.last_s: Floats = np.zeros(size)
-        self.there = np.zeros(size, dtype=np.bool_)
-        self._place: dict[bytes, int] = {}
-        self._digests: list[bytes] = [b""] * size
-        self._next = 0
+        self.at_s: Floats = np.zeros(size)
+        self.awaited = np.zeros(size, dtype=np.bool_)
+        self._turns = [0] * size
+        self._lengths = [0] * size
+        self._marks: list[bytes] = [b""] * size
+        self._marked: dict[bytes, int] = {}
+        self.total = 0
+        """Visits so far: a visit is known by its number."""
 
-    def put(self, digest: bytes, kind: int, uses: int, last_s: float) -> tuple[int, float] | None:
-        """Follow one more; the class and last use of the one that is followed no longer for it."""
-        place = self._next
-        self._next = (place + 1) % len(self._digests)
-        dropped = None
-        if self.there[place]:
-            del self._place[self._digests[place]]
-            dropped = int(self.classes[place]), float(self.last_s[place])
-        earlier = self._place.get(digest)
-        if earlier is not None:
-            self.there[earlier] = False
-        self._place[digest], self._digests[place] = place, digest
-        self.classes[place], self.uses[place], self.last_s[place], self.there[place] = kind, uses, last_s, True
-        return dropped
+    def add(self, turn: int, length: int, run: int, now_s: float) -> tuple[int, tuple[int, float] | None]:
+        """The number of one more; and class and time of one whose next was awaited and is no more."""
+        number, place = self.total, self.total % len(self._turns)
+        lost = (int(self.classes[place]), float(self.at_s[place])) if self.awaited[place] else None
+        self.mark(number, b"")
+        self.total += 1
+        self.at_s[place], self.awaited[place] = now_s, True
+        self.set(number, turn, length, run)
+        return number, lost
 
-    def take(self, digest: bytes) -> int | None:
-        """The place of one that came back, which is followed no longer."""
-        place = self._place.pop(digest, None)
-        if place is not None:
-            self.there[place] = False
-        return place
+    def set(self, number: int, turn: int, length: int, run: int) -> int:
+        """What is known of a visit by now; returns its class."""
+        place = number % len(self._turns)
+        self._turns[place], self._lengths[place] = turn, length
+        self.classes[place] = found = class_of(turn, run)
+        return found
+
+    def known(self, number: int) -> bool:
+        return number >= 0 and self.total - len(self._turns) <= number
+
+    def turn_after(self, number: int) -> int:
+        """The turn of who continues a visit."""
+        return min(self._turns[number % len(self._turns)] + 1, TURNS - 1) if self.known(number) else 1
+
+    def mark(self, number: int, digest: bytes) -> None:
+        """By this object a visit is recognised after it left; b"" for none."""
+        place = number % len(self._turns)
+        before = self._marks[place]
+        if before and self._marked.get(before) == place:
+            del self._marked[before]
+        self._marks[place] = digest
+        if digest:
+            self._marked[digest] = place
+
+    def mark_of(self, number: int) -> bytes:
+        return self._marks[number % len(self._turns)] if self.known(number) else b""
+
+    def marked(self, digest: bytes) -> int | None:
+        """The visit that this object stands for."""
+        place = self._marked.get(digest)
+        return None if place is None else self.total - 1 - (self.total - 1 - place) % len(self._turns)
+
+    def came_back(self, number: int, length: int | None = None) -> tuple[int, float] | None:
+        """Class and time of a visit whose next came, at least half as long as it was where ``length`` says how long."""
+        place = number % len(self._turns)
+        if not self.known(number) or not self.awaited[place]:
+            return None
+        if length is not None and 2 * length < self._lengths[place]:
+            return None
+        self.awaited[place] = False
+        return int(self.classes[place]), float(self.at_s[place])
 
 
 @dataclass(slots=True)
 class Learned:
-    """What one group's objects showed, and what follows from it."""
+    """What one group's visits showed, and what follows from it."""
 
-    ghosts: Ghosts
+    visits: Visits
+    unit_tokens: int
+    prefix: bool
     seen: Seen = field(default_factory=Seen.nothing)
     table: Floats = field(default_factory=lambda: indices(hazards(Seen.nothing())))
-    news: int = 0
-    _spans: list[tuple[Ints, Floats, bool]] = field(default_factory=list)
-    _held: int = 0
+    undecided: OrderedDict[int, Slots] = field(default_factory=OrderedDict)
+    """The slots that a visit found, until it stores what follows them."""
+    looked_at: int = 0
+    _spans: list[tuple[int, float, bool]] = field(default_factory=list)
 
-    def span(self, classes: Ints, ages_s: Floats, *, used: bool) -> None:
-        """These were there up to these ages, and were then used or lost from sight."""
-        self._spans.append((classes, ages_s, used))
-        self.news += len(classes)
-        self._held += len(classes)
-        if self._held >= HELD_MAX:
-            self._fold()
+    def span(self, ended: tuple[int, float] | None, now_s: float, *, used: bool) -> None:
+        """A visit of this class and time was followed until now: its next came, or it is out of sight."""
+        if ended is not None:
+            self._spans.append((ended[0], max(now_s - ended[1], 0.0), used))
 
-    def look(self, classes: Ints, ages_s: Floats) -> None:
-        """Learn from what happened, and from these that are there still."""
-        self._fold()
-        self.news = 0
-        self.table = indices(hazards(self.seen.and_spans(classes, ages_s, used=False)))
-        self.seen = self.seen.faded()
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a fresh look."""
+        least, most = LOOK_EVERY
+        return self.visits.total - self.looked_at >= min(max(least, LOOK_SHARE * self.visits.total), most)
 
-    def _fold(self) -> None:
-        """Add what happened to what was seen."""
+    def look(self, now_s: float) -> None:
+        """Learn from what happened, and from the visits whose next is awaited still."""
         for used in (True, False):
-            some = [(c, a) for c, a, u in self._spans if u is used]
+            some = [(kind, age_s) for kind, age_s, u in self._spans if u is used]
             if some:
-                spans = np.concatenate([c for c, _ in some]), np.concatenate([a for _, a in some])
-                self.seen = self.seen.and_spans(*spans, used=used)
+                classes, ages_s = np.array([k for k, _ in some]), np.array([a for _, a in some])
+                self.seen = self.seen.and_spans(classes, ages_s, used=used)
         self._spans.clear()
-        self._held = 0
+        awaited = np.flatnonzero(self.visits.awaited)
+        ages_s = now_s - self.visits.at_s[awaited]
+        self.table = indices(hazards(self.seen.and_spans(self.visits.classes[awaited], ages_s, used=False)))
+        self.seen = self.seen.faded(self.visits.total - self.looked_at)
+        self.looked_at = self.visits.total
 
 
 class Worth:
@@ -104,76 +146,86 @@ class Worth:
 
     def __init__(self, pools: Sequence[PoolShape]) -> None:
         slots = slots_of(pools)
+        self._visit: Ints = np.full(slots, -1, dtype=np.int64)
+        """The last visit that touched the slot's object; what it is of and since when, beside it."""
         self._classes: Ints = np.zeros(slots, dtype=np.int64)
-        self._born: Ints = np.zeros(slots, dtype=np.int64)
-        self._uses: Ints = np.zeros(slots, dtype=np.int64)
         self._last_s: Floats = np.zeros(slots)
-        self._there = np.zeros(slots, dtype=np.bool_)
         self._group: Ints = np.zeros(slots, dtype=np.int64)
         self._saved_per_byte: Floats = np.zeros(slots)
-        sizes: dict[int, int] = {}
+        self._learned: dict[int, Learned] = {}
         for pool in pools:
             part = slice(pool.first, pool.first + pool.slots)
             self._group[part] = pool.group
             self._saved_per_byte[part] = (pool.unit_tokens if pool.prefix else 1) / pool.object_bytes
-            sizes[pool.group] = sizes.get(pool.group, 0) + pool.slots
-        self._learned = {group: Learned(Ghosts(max(1, int(GHOSTS * size)))) for group, size in sizes.items()}
-        self._pools = tuple(pools)
-        self._untold: list[tuple[Slots, Ints, Floats]] = []
-        """Uses since the last telling: it takes longer to part them by group than to note them."""
-        self._untold_count = 0
-
-    def arrived(self, arrivals: Arrivals, now_s: float) -> None:
-        """Newcomers begin a class of their own; what comes back goes on in the class that it left in."""
-        pool, slots = arrivals.pool, arrivals.slots
-        learned = self._learned[pool.group]
-        follows = arrivals.positions[0] - pool.unit_tokens >= CONTINUES_TOKENS
-        self._born[slots] = born_class(len(slots), continues=follows)
-        self._uses[slots] = 0
-        places = [learned.ghosts.take(digest) for digest in arrivals.digests]
-        back = [i for i, place in enumerate(places) if place is not None]
-        if back:
-            at = np.array([place for place in places if place is not None], dtype=np.int64)
-            ghosts = learned.ghosts
-            learned.span(ghosts.classes[at], now_s - ghosts.last_s[at], used=True)
-            self._uses[slots[back]] = ghosts.uses[at] + 1
-        self._classes[slots] = class_of(self._uses[slots], self._born[slots])
-        self._last_s[slots] = now_s
-        self._there[slots] = True
-        learned.news += len(slots)
+            if pool.group not in self._learned:
+                self._learned[pool.group] = Learned(Visits(VISITS_MAX), pool.unit_tokens, pool.prefix)
 
     def used(self, slots: Slots, tick: int, now_s: float) -> None:
+        """A visit found these, of each group in the order of their chain."""
         del tick
-        self._untold.append((slots, self._classes[slots], now_s - self._last_s[slots]))
-        self._untold_count += len(slots)
-        uses = self._uses[slots] + 1
-        self._uses[slots] = uses
-        self._classes[slots] = class_of(uses, self._born[slots])
-        self._last_s[slots] = now_s
-        if self._untold_count >= HELD_MAX:
-            self._tell()
+        for group, mine in self._by_group(slots):
+            learned = self._learned[group]
+            visits, before = learned.visits, int(self._visit[mine[-1]])
+            learned.span(visits.came_back(before, len(mine)), now_s, used=True)
+            continues = len(mine) * learned.unit_tokens > CONTINUES_TOKENS or not learned.prefix
+            turn = visits.turn_after(before) if continues else 0
+            number, lost = visits.add(turn, len(mine), 0, now_s)
+            learned.span(lost, now_s, used=False)
+            if continues:
+                visits.mark(number, visits.mark_of(before))
+            learned.undecided[number] = mine
+            if len(learned.undecided) > UNDECIDED_MAX:
+                learned.undecided.popitem(last=False)
+            self._touch(mine, number, int(visits.classes[number % VISITS_MAX]), now_s)
 
-    def _tell(self) -> None:
-        """Part the uses noted by group."""
-        if not self._untold:
-            return
-        slots, classes, ages_s = (np.concatenate(column) for column in zip(*self._untold, strict=True))
-        self._untold.clear()
-        self._untold_count = 0
-        groups = self._group[slots]
-        for group in np.unique(groups).tolist():
-            mine = groups == group
-            self._learned[group].span(classes[mine], ages_s[mine], used=True)
+    def arrived(self, arrivals: Arrivals, now_s: float) -> None:
+        """A visit stores these behind what it found, or begins with them; it may have been here before."""
+        learned = self._learned[arrivals.pool.group]
+        visits, run = learned.visits, len(arrivals.slots)
+        found = arrivals.positions[0] // learned.unit_tokens - 1 if learned.prefix else 0
+        base = int(self._visit[arrivals.base]) if arrivals.base >= 0 else -1
+        turn, back = 0, self._came_back(learned, arrivals, now_s)
+        if found * learned.unit_tokens > CONTINUES_TOKENS:
+            turn = visits.turn_after(base)
+        if back is not None:
+            turn = max(turn, back)
+        slots = learned.undecided.pop(base, None)
+        if slots is not None and slots[-1] == arrivals.base:
+            number, slots = base, np.concatenate([slots, arrivals.slots])
+            turn = max(turn if back is not None else 0, visits.turn_after(base) - 1)
+            kind = visits.set(number, turn, found + run, run)
+        else:
+            number, lost = visits.add(turn, found + run, run, now_s)
+            learned.span(lost, now_s, used=False)
+            kind, slots = int(visits.classes[number % VISITS_MAX]), arrivals.slots
+        middle = (found + run) // 2 - found if learned.prefix else run - 1
+        visits.mark(number, arrivals.digests[max(0, min(middle, run - 1))])
+        self._touch(slots, number, kind, now_s)
+
+    @staticmethod
+    def _came_back(learned: Learned, arrivals: Arrivals, now_s: float) -> int | None:
+        """The turn of who stores again what an earlier visit left; None where nobody is known to have."""
+        turn = None
+        for digest, position in zip(arrivals.digests, arrivals.positions, strict=True):
+            number = learned.visits.marked(digest)
+            if number is not None:
+                learned.span(learned.visits.came_back(number), now_s, used=True)
+                if position > CONTINUES_TOKENS or not learned.prefix:
+                    turn = learned.visits.turn_after(number)
+        return turn
 
     def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
-        """What left is followed until it comes back or later ones push it out."""
-        self._there[slots] = False
-        columns = (self._group, self._classes, self._uses, self._last_s)
-        for digest, group, kind, uses, last_s in zip(digests, *(c[slots].tolist() for c in columns), strict=True):
-            learned = self._learned[group]
-            dropped = learned.ghosts.put(digest, kind, uses, last_s)
-            if dropped is not None:
-                learned.span(np.array([dropped[0]]), np.array([max(now_s - dropped[1], 0.0)]), used=False)
+        """What left is recognised by its visit's mark when it comes back."""
+        self._visit[slots] = -1
+
+    def _by_group(self, slots: Slots) -> list[tuple[int, Slots]]:
+        if len(self._learned) == 1:
+            return [(group, slots) for group in self._learned if len(slots)]
+        groups = self._group[slots]
+        return [(group, slots[groups == group]) for group in np.unique(groups).tolist()]
+
+    def _touch(self, slots: Slots, number: int, kind: int, now_s: float) -> None:
+        self._visit[slots], self._classes[slots], self._last_s[slots] = number, kind, now_s
 
     def moved(self, old: int, new: int) -> None:
         for column in (self._classes, self._born, self._uses, self._last_s, self._there):
@@ -182,24 +234,13 @@ class Worth:
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count
-        self._tell()
-        groups = self._group[slots]
         out = np.zeros(len(slots))
+        groups = self._group[slots]
         for group in np.unique(groups).tolist():
             learned = self._learned[group]
-            if learned.news >= LOOK_EVERY:
-                self._look(group, now_s)
+            if learned.due:
+                learned.look(now_s)
             mine = groups == group
             some = slots[mine]
             out[mine] = at_age(learned.table, self._classes[some], now_s - self._last_s[some])
         return out * self._saved_per_byte[slots] - (now_s - self._last_s[slots]) * 1e-24
-
-    def _look(self, group: int, now_s: float) -> None:
-        learned = self._learned[group]
-        there = np.flatnonzero(self._there & (self._group == group))
-        ghosts = learned.ghosts
-        gone = np.flatnonzero(ghosts.there)
-        learned.look(
-            np.concatenate([self._classes[there], ghosts.classes[gone]]),
-            now_s - np.concatenate([self._last_s[there], ghosts.last_s[gone]]),
-        )
