@@ -100,6 +100,8 @@ def operations(json: Annotated[bool, JSON] = False) -> None:
 
 
 def policies(
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="More traces.")] = None,
+    *,
     trace: Annotated[
         list[Path] | None, typer.Option(help="Traces in Mooncake's format; without one, a generated trace.")
     ] = None,
@@ -109,7 +111,7 @@ def policies(
     """Eviction policies on traces: against each other, and against a cache that knows the future."""
     from .policies import PRESETS, run
 
-    raise typer.Exit(show(run(trace or (), preset or PRESETS), json=json))
+    raise typer.Exit(show(run([*(trace or ()), *(more or ())], preset or PRESETS), json=json))
 
 
 def show(result: dict[str, Any], *, json: bool) -> int:

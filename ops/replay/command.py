@@ -41,6 +41,12 @@ def replay(
     slabs: Annotated[
         bool, typer.Option("--slabs", help="Let groups share the memory slab by slab, as the mix of prompts changes.")
     ] = False,
+    plan: Annotated[
+        str | None, typer.Option(help="longest, or cost: the least expected time; default: the model's own.")
+    ] = None,
+    restore_gib_s: Annotated[
+        float | None, typer.Option(min=0.001, help="What a costed plan takes a disk to give a second.")
+    ] = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -61,12 +67,13 @@ def replay(
     from dataclasses import asdict
 
     from ...policies.checkpoint import checkpoint_policy
+    from ...policies.costs import CostGuess
     from ...policies.eviction import eviction_policy
     from .models import layout_of, replay_model
     from .play import Plan
     from .trace import working_set_blocks
 
-    spec = replay_model(model)
+    spec = replay_model(model, plan)
     eviction_policy(eviction)
     checkpoint_policy(checkpoint)
     most = requests or (CLUSTER_REQUESTS if cluster else None)
@@ -77,11 +84,12 @@ def replay(
     mean_tokens = max(1, found.tokens // len(found.requests))
     layout = layout_of(spec, int(capacity_gib * GIB), checkpoint, mean_tokens, working_set_blocks(found) + 1)
     disk_bytes = None if disk_gib is None else int(disk_gib * GIB)
-    plan = Plan(found, spec, nodes, layout, eviction, checkpoint, disk_bytes, slabs)
+    guess = None if restore_gib_s is None else CostGuess(restore_bytes_per_s=restore_gib_s * GIB)
+    playing = Plan(found, spec, nodes, layout, eviction, checkpoint, disk_bytes, slabs, guess)
     with _progress("replaying", len(found.requests)) as told:
-        result, samples = _on_cluster(plan, told) if cluster else _simulated(plan, told)
+        result, samples = _on_cluster(playing, told) if cluster else _simulated(playing, told)
     if series is not None:
-        _save(series, plan, result, samples, clock="real" if cluster else "simulated")
+        _save(series, playing, result, samples, clock="real" if cluster else "simulated")
     if json:
         import json as codec
 
@@ -101,7 +109,7 @@ def _simulated(plan: Plan, told: Callable[[int], None]) -> tuple[Result, list[Sa
 
     layout, shares = in_slabs(plan.layout) if plan.slabs else (plan.layout, ())
     eviction = eviction_policy(plan.eviction)
-    setup = Setup(plan.model, plan.nodes, layout, WEIGHTS, eviction, plan.disk_bytes, shares)
+    setup = Setup(plan.model, plan.nodes, layout, WEIGHTS, eviction, plan.disk_bytes, shares, plan.costs)
     played = Replay(plan.trace, setup, plan.checkpoint)
     return played.run(told), merged(played.series())
 

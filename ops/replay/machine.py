@@ -7,7 +7,7 @@ An object's checksum is made of its digest, so that whatever lies in a leased sl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,19 +40,23 @@ from ...fabric.holder import HolderCore
 from ...fabric.kinds import ProtocolError, Reason
 from ...fabric.messages import LeaseGrant, Objects, Prompt, SwapOut
 from ...fabric.model import ModelSpec
+from ...policies.costs import CostGuess
 from ...policies.planning import planning_of
 
 DIRECTORY = "directory:0"
 CLIENT = "client:replay"
 SPILL_SHARE = 16
-"""With a disk, so large a part of each pool is kept free, by moving down what is worth least."""
+"""With a disk, at least so large a part of each pool is kept free, by moving down what is worth least."""
 TIMERS_MAX = 1_000_000
 """Timers that run before one request: more is a loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a replay runs on. ``disk_bytes``: of each node; None for no disk."""
+    """What a replay runs on. ``disk_bytes``: of each node; None for no disk.
+
+    ``costs``: what a plan of least time believes. Transfers and restores take no simulated time, so nothing corrects it.
+    """
 
     model: ModelSpec
     nodes: int
@@ -61,6 +65,7 @@ class Setup:
     eviction: EvictionFactory
     disk_bytes: int | None = None
     slab_shares: tuple[int, ...] = ()
+    costs: CostGuess | None = None
 
 
 @dataclass(slots=True)
@@ -99,7 +104,7 @@ class SimulatedFabric:
                 header_arena(setup.layout, 1),
                 1,
                 setup.weights,
-                planning=planning_of(model),
+                planning=planning_of(model, setup.costs),
                 eviction=setup.eviction,
             )
             self.nodes[name] = Node(core)
@@ -198,17 +203,21 @@ class SimulatedFabric:
 
     # --- tiers -----------------------------------------------------------------------------------
 
-    def spill(self, node: str, request: str) -> None:
-        """Move the least worth of each pool that is nearly full to the node's disk, before it is pushed out."""
+    def spill(self, node: str, request: str, coming: Mapping[int, int]) -> None:
+        """Move the least worth of each pool that is nearly full to the node's disk, before it is pushed out.
+
+        ``coming``: by group, as many objects as a request may be expected to store.
+        """
         core = self.nodes[node].core
         books = core.ctx.books
         moving: list[Objects] = []
         for pool in books.pools.values():
-            reserve = max(1, pool.capacity // SPILL_SHARE)
+            spare = max(1, pool.capacity // SPILL_SHARE)
+            reserve = min(max(spare, coming.get(pool.group, 0)), pool.capacity)
             if len(pool.free) >= reserve:
                 continue
             unit = self.setup.model.groups[pool.group].unit_tokens
-            found = books.leaving.least_worth(pool, 2 * reserve)
+            found = books.leaving.least_worth(pool, reserve + spare - len(pool.free))
             indices = tuple(obj.position // unit - 1 for obj in found)
             if found:
                 moving.append(Objects(pool.group, pool.shard, indices, b"".join(obj.digest for obj in found)))

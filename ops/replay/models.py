@@ -20,9 +20,14 @@ _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _CUTS = BLOCK_TOKENS + 1
 
 
-def replay_model(name: str) -> ModelSpec:
-    """A preset or spec file as it is replayed: blocks of ``full_attention`` are a trace's. Raises SpecError."""
+def replay_model(name: str, plan: str | None = None) -> ModelSpec:
+    """A preset or spec file as it is replayed: blocks of ``full_attention`` are a trace's. Raises SpecError.
+
+    ``plan``: ``longest`` or ``cost``, in place of the model's own.
+    """
     model = preset(name) if name in PRESETS else load_spec(name)
+    if plan is not None:
+        model = ModelSpec.load(model.model_dump(mode="json", exclude_defaults=True) | {"plan": plan})
     if name != FULL_ATTENTION:
         return model
     plain = model.model_dump(mode="json", exclude_defaults=True)

@@ -28,6 +28,7 @@ from ...fabric.model import ModelSpec
 from ...fabric.passport import Abi, AbiPassport
 from ...fabric.series import Occupancy, Sample, added
 from ...policies.checkpoint import checkpoint_policy
+from ...policies.costs import CostGuess
 from .machine import Setup, SimulatedFabric
 from .models import Digests
 from .trace import BLOCK_TOKENS, Trace, infinite_cache_hits
@@ -62,7 +63,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is played on what. ``disk_bytes``: of each node; None for no disk. ``slabs``: groups share a node's memory."""
+    """What is played on what.
+
+    ``disk_bytes``: of each node; None for no disk. ``slabs``: groups share a node's memory. ``costs``: what a simulated
+    plan believes.
+    """
 
     trace: Trace
     model: ModelSpec
@@ -72,6 +77,7 @@ class Plan:
     checkpoint: str
     disk_bytes: int | None
     slabs: bool = False
+    costs: CostGuess | None = None
 
 
 @dataclass(slots=True)
@@ -105,6 +111,8 @@ class Replay:
         """Stored once, and held by nobody when they were asked for again."""
         self._due = infinite_cache_hits(trace)
         self.stores_refused = 0
+        self._largest: Counter[int] = Counter()
+        """The most objects of each group that one request stored."""
         self._policy = checkpoint_policy(checkpoint)
         self._branches = BranchBook(self.model.grid_tokens)
         self._digests = Digests(self.model, setup.weights)
@@ -141,7 +149,7 @@ class Replay:
         if answer.grant is not None:
             self.fabric.ask(node, Release(f"r{number}", answer.grant.lease, answer.tokens))
         if self.setup.disk_bytes is not None:
-            self.fabric.spill(node, f"d{number}")
+            self.fabric.spill(node, f"d{number}", self._largest)
 
     def _store(self, node: str, number: int, prompt: Prompt, whole: int, answer: Answer) -> None:
         """Publish what the request computed: everything behind its resume position."""
@@ -155,6 +163,7 @@ class Replay:
             fresh = [i for i in indices if i >= first]
             if not fresh:
                 continue
+            self._largest[group] = max(self._largest[group], len(fresh))
             blob = keys[spec.unit_tokens]
             digests = b"".join(blob[i * 32 : i * 32 + 32] for i in fresh)
             for shard in range(self.model.shards):

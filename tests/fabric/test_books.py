@@ -249,3 +249,64 @@ def test_an_object_replaced_while_it_is_restored_is_quarantined(books: Books) ->
     assert books.owner[slot] is one, "the read may still write there"
     books.quiet(one)
     assert books.owner[slot] is None
+
+
+def held_by(books: Books) -> list[object]:
+    """Everything the books say of objects, pools and headers, whichever of a pool's slots has which object."""
+    columns = (books.settled, books.serving, books.pins, books.versions, books.last_use, books.lengths)
+    columns += (books.arena.versions, books.arena.states)
+    there = {
+        (o.group, o.digest): (o.state, o.visible, o.linked, [int(c[o.slot]) for c in columns])
+        for o in books.owner
+        if o is not None
+    }
+    assert {key: dict(slots) for key, slots in books.ready.items()} == {
+        key: {o.digest: o.slot for o in table.values()} for key, table in books.table.items()
+    }
+    pools = [(len(pool.free), pool.evictable) for pool in books.pools.values()]
+    free = sorted(int(c[slot]) for pool in books.pools.values() for slot in pool.free for c in columns)
+    return [there, pools, free, books.victims, [(c.obj.digest, c.gone, c.evicted) for c in books.changes]]
+
+
+def test_what_is_done_to_many_is_what_is_done_to_each(books: Books) -> None:
+    layout = ArenaLayout([PoolLayout(g, 0, SLOTS, 64) for g in range(2)])
+    one_by_one = Books(MODEL, (0,), heap_arena(layout, 1))
+    names = [[(1, 0), (2, 0), (1, 1)], [(2, 0), (3, 0)], [(4, 0), (5, 0), (4, 1), (5, 1)], [(6, 0), (1, 0)]]
+    for step in names:
+        together, singly = ([obj(name, group) for name, group in step] for _ in range(2))
+        assert books.lacking(together) is one_by_one.lacking(singly) is None
+        books.reserve_all(together)
+        for new in singly:
+            one_by_one.reserve(new)
+        for which, objects in ((books, together), (one_by_one, singly)):
+            which.seal_all(objects, bytes(16 * len(objects)))
+            which.stored(objects)
+        books.install_all(together)
+        for new in singly:
+            one_by_one.install(new)
+        assert held_by(books) == held_by(one_by_one)
+    leaving = [o for o in books.table[0, 0].values() if o.digest[0] % 2] + list(books.table[1, 0].values())
+    assert len(leaving) > 2
+    books.evict_all(leaving)
+    for gone in leaving:
+        one_by_one.evict(one_by_one.table[gone.group, 0][gone.digest])
+    assert held_by(books) == held_by(one_by_one)
+    assert [c.gone for c in books.changes].count(True) == len(leaving) + books.victims
+    with pytest.raises(ProtocolError, match="pinned"):
+        books.evict_all([pinned_of(books)])
+
+
+def pinned_of(books: Books) -> Obj:
+    one = next(o for o in books.owner if o is not None)
+    books.pin(one)
+    return one
+
+
+def test_of_two_objects_of_one_name_that_come_together_the_later_is_found(books: Books) -> None:
+    twins = [obj(1), obj(1), obj(2)]
+    books.reserve_all(twins)
+    books.seal_all(twins, bytes(48))
+    books.install_all(twins)
+    assert [o.visible for o in twins] == [False, True, True]
+    assert books.find(0, 0, twins[1].digest) is twins[1]
+    assert (len(books.pools[0, 0].free), books.pools[0, 0].evictable) == (SLOTS - 2, 2)

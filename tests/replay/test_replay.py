@@ -14,7 +14,16 @@ from kvfabric.ops.replay.bound import belady_hits
 from kvfabric.ops.replay.machine import Setup, SimulatedFabric
 from kvfabric.ops.replay.models import layout_of, replay_model
 from kvfabric.ops.replay.play import WEIGHTS, Replay, Result
-from kvfabric.ops.replay.trace import BLOCK_TOKENS, generate, infinite_cache_hits, load, working_set_blocks
+from kvfabric.ops.replay.trace import (
+    BLOCK_TOKENS,
+    Request,
+    Trace,
+    generate,
+    infinite_cache_hits,
+    load,
+    working_set_blocks,
+)
+from kvfabric.policies.costs import CostGuess
 from kvfabric.policies.eviction import NAMES, eviction_policy
 
 GIB = 1 << 30
@@ -29,14 +38,33 @@ def play(
     *,
     capacity_gib: float,
     requests: int = 150,
+    trace: Trace | None = None,
     nodes: int = 1,
     disk_gib: float | None = None,
     eviction: str = "default",
+    checkpoint: str = "branches",
+    plan: str | None = None,
+    costs: CostGuess | None = None,
 ) -> Result:
-    trace, spec = generate(requests, seed=3), replay_model(model)
-    layout = layout_of(spec, int(capacity_gib * GIB), "branches", 8192, working_set_blocks(trace) + 1)
+    trace, spec = trace or generate(requests, seed=3), replay_model(model, plan)
+    layout = layout_of(spec, int(capacity_gib * GIB), checkpoint, 8192, working_set_blocks(trace) + 1)
     disk = None if disk_gib is None else int(disk_gib * GIB)
-    return Replay(trace, Setup(spec, nodes, layout, WEIGHTS, eviction_policy(eviction), disk), "branches").run()
+    setup = Setup(spec, nodes, layout, WEIGHTS, eviction_policy(eviction), disk, costs=costs)
+    return Replay(trace, setup, checkpoint).run()
+
+
+def turns(sessions: int = 6, each: int = 3, *, parting: int = 0) -> Trace:
+    """Conversations in turn, prompts of 9, 13 and 17 blocks; each parts from the last so many blocks before its end."""
+    requests = []
+    prompts: dict[int, list[int]] = {session: [] for session in range(sessions)}
+    for turn in range(each):
+        for session in range(sessions):
+            kept = prompts[session][: len(prompts[session]) - parting]
+            first = 1000 * (session + 1) + 100 * turn
+            prompts[session] = [*kept, *range(first, first + 9 + 4 * turn - len(kept))]
+            tokens = len(prompts[session]) * BLOCK_TOKENS + 1
+            requests.append(Request(10.0 * turn + session, tokens, 1, prompts[session]))
+    return Trace("turns", requests)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -70,6 +98,49 @@ def test_a_hybrid_model_loses_to_windows_what_its_hashes_promise() -> None:
     assert result.effective_hit_tokens < result.hash_hit_tokens
     assert result.by_kind["sliding_window"]["lost_tokens"] > 0
     assert result.wrong_reads == 0
+
+
+def test_a_hybrid_models_losses_and_restores_are_accounted_by_kind() -> None:
+    whole = play("deepseek_v4_flash", trace=turns(), capacity_gib=1e4, checkpoint="ends")
+    result = play("deepseek_v4_flash", trace=turns(), capacity_gib=0.05, checkpoint="ends")
+    with_disk = play("deepseek_v4_flash", trace=turns(), capacity_gib=0.05, checkpoint="ends", disk_gib=1000)
+    kinds = {"compressed_history", "indexer", "sliding_window", "uncompressed_tail"}
+    for one in (whole, result, with_disk):
+        lost = one.infinite_cache_hit_tokens - one.effective_hit_tokens
+        assert sum(one.by_cause.values()) == sum(told["lost_tokens"] for told in one.by_kind.values()) == lost
+        assert one.by_kind.keys() >= kinds
+        assert all(one.by_kind[kind]["held_bytes"] > 0 for kind in kinds)
+        assert one.wrong_reads == 0
+    assert whole.effective_hit_tokens == whole.infinite_cache_hit_tokens == 2 * 6 * 11 * BLOCK_TOKENS
+    assert result.by_cause["evicted"] > 0 == result.restores
+    assert with_disk.restores > 0
+    assert with_disk.effective_hit_tokens > result.effective_hit_tokens
+
+
+def test_what_checkpoints_leave_out_is_not_held_and_not_hit() -> None:
+    names = ("all", "every:4096", "branches", "ends")
+    trace = turns(parting=1)
+    played = {name: play("deepseek_v4_flash", trace=trace, capacity_gib=1e4, checkpoint=name) for name in names}
+    hits = {name: one.effective_hit_tokens for name, one in played.items()}
+    assert hits["all"] == played["all"].infinite_cache_hit_tokens == 6 * (4096 + 6144)
+    assert hits["every:4096"] == 6 * (4096 + 4096)
+    assert hits["every:4096"] > hits["branches"] >= hits["ends"] == 0
+    assert played["ends"].by_cause == {"window_incomplete": 6 * (4096 + 6144)}
+    windows = {name: one.by_kind["sliding_window"]["held_bytes"] for name, one in played.items()}
+    assert windows["all"] > windows["every:4096"] > windows["ends"] > 0
+    assert len({one.by_kind["compressed_history"]["held_bytes"] for one in played.values()}) == 1
+
+
+def test_a_costed_plan_restores_only_what_is_quicker_than_a_prefill() -> None:
+    quick, slow = (
+        play(capacity_gib=40, disk_gib=1000, plan="cost", costs=CostGuess(restore_bytes_per_s=speed))
+        for speed in (1e10, 1e6)
+    )
+    assert quick.restores > 0
+    assert slow.restores < quick.restores
+    assert slow.effective_hit_tokens < quick.effective_hit_tokens
+    assert slow.by_cause["deadline_exceeded"] > 0
+    assert "deadline_exceeded" not in quick.by_cause
 
 
 def test_a_leased_slot_that_bears_another_object_is_a_wrong_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +215,32 @@ def test_the_command_prints_one_json_object_with_the_named_fields(
     assert plain.keys() >= KEYS
     assert plain["requests"] == 40
     assert json.loads(series.read_text())["samples"][-1]["requests"] == 40
+
+
+def test_the_command_takes_a_plan_and_a_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", "--requests", "60", "--capacity-gib", "20", "--disk-gib", "500", "--json", "--plan", "cost"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--restore-gib-s", "0.001"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["by_cause"]["deadline_exceeded"] > 0
+
+
+def test_bad_lines_are_told_counted_and_skipped_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join((json.dumps(GOOD), *["{"] * 25, json.dumps(GOOD))) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--trace", str(file), "--json"])
+    assert ended.value.code == 2
+    assert "trace.jsonl:2: not one JSON object" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--trace", str(file), "--json", "--lenient"])
+    told = capsys.readouterr()
+    plain = json.loads(told.out)
+    assert (ended.value.code, plain["requests"], plain["skipped_lines"]) == (0, 2, 25)
+    assert "trace.jsonl:21" in told.err
+    assert "skipped 5 more lines" in told.err
 
 
 def test_a_trace_that_is_not_there_is_a_users_error(capsys: pytest.CaptureFixture[str]) -> None:
