@@ -27,6 +27,10 @@ VISITS_MAX = 16_384
 """Visits that are followed, for each group: the latest."""
 UNDECIDED_MAX = 256
 """Visits that found something and may store more: the latest."""
+HELD_MAX = 4096
+"""What is seen is added up at the latest when it is of so many visits."""
+NOTED_MAX = 1 << 16
+"""Uses are noted and gone through many at a time: at the latest when so many objects wait for that."""
 LOOK_EVERY = (8, 200)
 LOOK_SHARE = 0.05
 """A fresh look at what was seen is due after so large a part more was seen, within these numbers of visits."""
@@ -117,6 +121,8 @@ class Learned:
         """A visit of this class and time was followed until now: its next came, or it is out of sight."""
         if ended is not None:
             self._spans.append((ended[0], max(now_s - ended[1], 0.0), used))
+            if len(self._spans) >= HELD_MAX:
+                self._fold()
 
     @property
     def due(self) -> bool:
@@ -126,17 +132,21 @@ class Learned:
 
     def look(self, now_s: float) -> None:
         """Learn from what happened, and from the visits whose next is awaited still."""
+        self._fold()
+        awaited = np.flatnonzero(self.visits.awaited)
+        ages_s = now_s - self.visits.at_s[awaited]
+        self.table = indices(hazards(self.seen.and_spans(self.visits.classes[awaited], ages_s, used=False)))
+        self.seen = self.seen.faded(self.visits.total - self.looked_at)
+        self.looked_at = self.visits.total
+
+    def _fold(self) -> None:
+        """Add what happened to what was seen."""
         for used in (True, False):
             some = [(kind, age_s) for kind, age_s, u in self._spans if u is used]
             if some:
                 classes, ages_s = np.array([k for k, _ in some]), np.array([a for _, a in some])
                 self.seen = self.seen.and_spans(classes, ages_s, used=used)
         self._spans.clear()
-        awaited = np.flatnonzero(self.visits.awaited)
-        ages_s = now_s - self.visits.at_s[awaited]
-        self.table = indices(hazards(self.seen.and_spans(self.visits.classes[awaited], ages_s, used=False)))
-        self.seen = self.seen.faded(self.visits.total - self.looked_at)
-        self.looked_at = self.visits.total
 
 
 class Worth:
@@ -153,6 +163,8 @@ class Worth:
         self._group: Ints = np.zeros(slots, dtype=np.int64)
         self._saved_per_byte: Floats = np.zeros(slots)
         self._learned: dict[int, Learned] = {}
+        self._noted: list[tuple[Slots, float]] = []
+        self._noted_count = 0
         for pool in pools:
             part = slice(pool.first, pool.first + pool.slots)
             self._group[part] = pool.group
@@ -161,8 +173,20 @@ class Worth:
                 self._learned[pool.group] = Learned(Visits(VISITS_MAX), pool.unit_tokens, pool.prefix)
 
     def used(self, slots: Slots, tick: int, now_s: float) -> None:
-        """A visit found these, of each group in the order of their chain."""
+        """A visit found these, of each group in the order of their chain. On the way of every lease: only noted."""
         del tick
+        self._noted.append((slots, now_s))
+        self._noted_count += len(slots)
+        if self._noted_count >= NOTED_MAX:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Go through the uses noted, in their order: whatever asks or changes what is known of an object comes after them."""
+        noted, self._noted, self._noted_count = self._noted, [], 0
+        for slots, at_s in noted:
+            self._found(slots, at_s)
+
+    def _found(self, slots: Slots, now_s: float) -> None:
         for group, mine in self._by_group(slots):
             learned = self._learned[group]
             visits, before = learned.visits, int(self._visit[mine[-1]])
@@ -180,6 +204,7 @@ class Worth:
 
     def arrived(self, arrivals: Arrivals, now_s: float) -> None:
         """A visit stores these behind what it found, or begins with them; it may have been here before."""
+        self._catch_up()
         learned = self._learned[arrivals.pool.group]
         visits, run = learned.visits, len(arrivals.slots)
         found = arrivals.positions[0] // learned.unit_tokens - 1 if learned.prefix else 0
@@ -216,6 +241,7 @@ class Worth:
 
     def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
         """What left is recognised by its visit's mark when it comes back."""
+        self._catch_up()
         self._visit[slots] = -1
 
     def _by_group(self, slots: Slots) -> list[tuple[int, Slots]]:
@@ -234,6 +260,7 @@ class Worth:
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count
+        self._catch_up()
         out = np.zeros(len(slots))
         groups = self._group[slots]
         for group in np.unique(groups).tolist():
