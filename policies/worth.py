@@ -254,9 +254,9 @@ class Worth:
         self._visit[slots], self._classes[slots], self._last_s[slots] = number, kind, now_s
 
     def moved(self, old: int, new: int) -> None:
-        for column in (self._classes, self._born, self._uses, self._last_s, self._there):
+        self._catch_up()
+        for column in (self._visit, self._classes, self._last_s):
             column[new] = column[old]
-        self._there[old] = False
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         del count
