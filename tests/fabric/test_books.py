@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, SlotState, heap_arena
@@ -253,8 +256,8 @@ def test_an_object_replaced_while_it_is_restored_is_quarantined(books: Books) ->
 
 def held_by(books: Books) -> list[object]:
     """Everything the books say of objects, pools and headers, whichever of a pool's slots has which object."""
-    columns = (books.settled, books.serving, books.pins, books.versions, books.last_use, books.lengths)
-    columns += (books.arena.versions, books.arena.states)
+    columns: list[npt.NDArray[Any]] = [books.settled, books.serving, books.pins, books.versions, books.last_use]
+    columns += [books.lengths, books.arena.versions, books.arena.states]
     there = {
         (o.group, o.digest): (o.state, o.visible, o.linked, [int(c[o.slot]) for c in columns])
         for o in books.owner
