@@ -34,6 +34,7 @@ section { background: var(--panel); border: 1px solid var(--grid); border-radius
 svg { width: 100%; height: auto; font-size: 12px; } svg text { fill: var(--faint); }
 svg text.x { text-anchor: middle; } svg text.y, svg text.name { text-anchor: end; } svg text.name { fill: var(--ink); }
 .grid { stroke: var(--grid); } .line { fill: none !important; stroke-width: 2; stroke-linejoin: round; }
+.line.c0 { stroke-width: 5; } .line.c1 { stroke-width: 3.5; }
 .legend { margin: .3rem 0 0; font-size: .85rem; } .legend span { margin-right: 1rem; white-space: nowrap; }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .35em; }
 table { border-collapse: collapse; font-size: .9rem; } td, th { text-align: left; padding: .15rem 1rem .15rem 0; }
@@ -165,7 +166,7 @@ def _life_note(last: Sample) -> str:
 def _quantiles(counts: Sequence[int]) -> str:
     half, most = quantile_s(counts, 0.5), quantile_s(counts, 0.99)
     if half is None or most is None:
-        return "None yet."
+        return ""
     return f"{count(sum(counts))} in all; half within {seconds(half)}, 99 % within {seconds(most)}."
 
 
@@ -182,6 +183,8 @@ def _histogram(counts: Sequence[int], what: str) -> str:
 def _recovery(samples: Sequence[Sample]) -> str:
     pairs = list(itertools.pairwise(samples))
     between = [[n - m for n, m in zip(b.recovery, a.recovery, strict=True)] for a, b in pairs]
+    if not any(map(sum, between)):
+        return "<p>None yet.</p>"
     rows = [Line(name, [quantile_s(c, share) for c in between]) for name, share in (("50 %", 0.5), ("99 %", 0.99))]
     return lines(_ends(samples), rows, Axes(seconds, seconds, label="seconds"))
 
@@ -239,7 +242,8 @@ def _scaled(value: float, base: float, units: Sequence[str]) -> str:
     while abs(value) >= base and place < len(units) - 1:
         value /= base
         place += 1
-    return f"{value:.3g} {units[place]}".rstrip()
+    shown = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # never 1e+03
+    return f"{shown} {units[place]}".rstrip()
 
 
 def count(value: float) -> str:
