@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"fabric", "policies", "transport", "actors", "engines", "ops"}
 HEAVY = ["ray", "torch", "nixl", "nixl_cu12", "nixl_cu13", "transformers"]
 # What adapters may import at the top: their environments are made apart, and no extra of ours installs them.
-ENGINES = {"vllm", "sglang"}
+ENGINES = {"vllm", "sglang", "lmcache"}
 
 
 def tracked_files() -> list[PurePosixPath]:

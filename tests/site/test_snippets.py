@@ -171,7 +171,9 @@ def test_dots_stand_for_anything_and_nothing_else_does() -> None:
 
 
 def test_the_configuration_of_vllm_names_a_tier_and_fields_that_it_has() -> None:
-    configured = [json.loads(block.body) for block in BLOCKS if block.language == "json"]
+    configured = [
+        found for block in BLOCKS if block.language == "json" if "kv_connector" in (found := json.loads(block.body))
+    ]
     told, connector = sorted(configured, key=lambda config: "kv_connector_module_path" in config)
     (tier,) = told["kv_connector_extra_config"]["secondary_tiers"]
     source = ROOT.joinpath(*tier.pop("module_path").split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
@@ -190,6 +192,22 @@ def test_the_configuration_of_vllm_names_a_tier_and_fields_that_it_has() -> None
     extra = connector["kv_connector_extra_config"]
     assert all(f'"{field}"' in source for field in extra)
     FabricSpec.load({"model": {"groups": [QUICK_GROUP]}, **extra["launch"]})
+
+
+def test_the_configuration_of_sglang_names_a_backend_and_fields_that_it_reads() -> None:
+    (told,) = (
+        found for block in BLOCKS if block.language == "json" if "class_name" in (found := json.loads(block.body))
+    )
+    source = ROOT.joinpath(*told["module_path"].split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    assert told["class_name"] in classes
+    known = {
+        node.target.id
+        for node in classes["Options"].body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert told.keys() - {"backend_name", "module_path", "class_name", "interface_v1"} <= known  # SGLang's own, ours
+    FabricSpec.load({"model": {"groups": [QUICK_GROUP]}, **told["launch"]})
 
 
 def inline() -> list[str]:
