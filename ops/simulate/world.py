@@ -256,7 +256,7 @@ class World:
     @cached_property
     def slabs(self) -> int:
         """Into how many slabs the readers' memory is cut; 0: a range for each pool."""
-        return random.Random(f"slabs of {self.seed}").choice((0, 12, 30))
+        return random.Random(f"slabs of {self.seed}").choice((0, 0, 0, 0, 0, 30))
 
     @property
     def restores(self) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kvfabric.actors.session import Session
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric import wire
 from kvfabric.fabric.messages import Done, Member, Objects, StatusReply, StatusRequest, SwapOut
+from kvfabric.transport.disk.protocol import Health
 
 MODEL = {
     "name": "hybrid",
@@ -80,6 +82,14 @@ class Life:
         info = FabricInfo("test", self.spec, weights, (self.member,), node)
         self.session = Session(lambda: info, name="test")
         self.client = HolderClient(self.member)
+        self._disk_known()
+
+    def _disk_known(self, within_s: float = 30.0) -> None:
+        """Wait until the disk's process has told how its disk is: on a busy machine that may take a while."""
+        deadline = time.monotonic() + within_s
+        while (disk := self.status()["disk"]) is not None and disk["state"] == Health.STARTING:
+            assert time.monotonic() < deadline, disk
+            time.sleep(0.02)
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None

@@ -179,11 +179,12 @@ def test_a_holder_says_in_its_status_what_its_scrubber_found(tmp_path: Path) -> 
             time.sleep(0.05)
         assert life.status()["disk"]["scrub"]["wrong"] == 0
         (path,) = (tmp_path / "disk").glob("test*/0.*/*.kvx")
-        raw = bytearray(path.read_bytes())
-        header = extent_format.decode(bytes(raw), len(raw))
+        raw = path.read_bytes()
+        header = extent_format.decode(raw, len(raw))
         at = next(p for e, p in zip(header.entries, header.places, strict=True) if (e.group, e.position) == (0, 64))
-        raw[at.offset + 1234] ^= 0x10
-        path.write_bytes(raw)
+        with path.open("r+b") as file:  # in place: a scrub may be reading
+            file.seek(at.offset + 1234)
+            file.write(bytes([raw[at.offset + 1234] ^ 0x10]))
         while (scrub := life.status()["disk"]["scrub"])["wrong"] < 1:
             assert time.monotonic() < deadline
             time.sleep(0.05)
