@@ -44,9 +44,9 @@ def _measuring(entry: metadata.EntryPoint) -> Callable[[bool], None]:
     """The command of a bench that another package has."""
 
     def measure(json: Annotated[bool, JSON] = False) -> None:
-        from .core import machine
+        from .core import report
 
-        raise typer.Exit(show({"bench": entry.name, "machine": machine(), "figures": entry.load()()}, json=json))
+        raise typer.Exit(show(report(entry.name, entry.load()(), ()), json=json))
 
     return measure
 
@@ -74,10 +74,10 @@ def lease(json: Annotated[bool, JSON] = False) -> None:
 
 def transfer(json: Annotated[bool, JSON] = False) -> None:
     """Links: shared memory and NIXL against a plain copy and a bare NIXL READ of the same bytes."""
-    from .core import machine
-    from .transfer import figures
+    from .core import report
+    from .transfer import EXPECTED, figures
 
-    raise typer.Exit(show({"bench": "transfer", "machine": machine(), "figures": figures()}, json=json))
+    raise typer.Exit(show(report("transfer", figures(), EXPECTED), json=json))
 
 
 def tiers(

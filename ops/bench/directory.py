@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import directory_core, directory_rebuild
-from .core import complete, machine
+from .core import report
 from .directory_core import figure
 
 MEMORY_TARGET_BYTES = 40.0
@@ -49,7 +49,7 @@ EXPECTED = (
 
 def run() -> dict[str, Any]:
     """Measure everything: ``{"bench", "machine", "figures": [{name, value, unit, target, holds}]}``."""
-    return {"bench": "directory", "machine": machine(), "figures": complete(figures(), EXPECTED)}
+    return report("directory", figures(), EXPECTED)
 
 
 def figures(*, cluster: bool = True) -> list[Figure]:

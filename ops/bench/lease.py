@@ -26,7 +26,7 @@ from ...fabric import wire
 from ...fabric.identity import PromptKeys
 from ...fabric.kinds import Status
 from ...fabric.messages import Done, Release
-from .core import complete, machine
+from .core import report
 from .directory_core import figure
 
 BLOCK_TOKENS = 16
@@ -72,7 +72,7 @@ Figure = dict[str, Any]
 
 def run() -> dict[str, Any]:
     """Measure everything: ``{"bench", "machine", "figures": [{name, value, unit, target, holds}]}``."""
-    return {"bench": "lease", "machine": machine(), "figures": complete(figures(), EXPECTED)}
+    return report("lease", figures(), EXPECTED)
 
 
 def figures() -> list[Figure]:

@@ -21,7 +21,7 @@ import numpy as np
 from ...actors import ray_api
 from ...actors.fabric import Fabric, connect, launch
 from ...actors.spec import FabricSpec
-from .core import complete, machine
+from .core import report
 from .directory_core import figure
 from .operations_metrics import metrics_cost
 
@@ -59,7 +59,7 @@ Figure = dict[str, Any]
 
 def run() -> dict[str, Any]:
     """Measure everything: ``{"bench", "machine", "figures": [{name, value, unit, target, holds}]}``."""
-    return {"bench": "operations", "machine": machine(), "figures": complete(figures(), EXPECTED)}
+    return report("operations", figures(), EXPECTED)
 
 
 def figures() -> list[Figure]:

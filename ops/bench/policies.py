@@ -23,7 +23,7 @@ from ..replay.machine import Setup
 from ..replay.models import FULL_ATTENTION, layout_of, replay_model
 from ..replay.play import WEIGHTS, Replay
 from ..replay.trace import BLOCK_TOKENS, Trace, generate, load, working_set_blocks
-from .core import machine
+from .core import report
 
 PRESETS = (FULL_ATTENTION, "deepseek_v4_flash")
 SHARES = (5, 10, 25, 50)
@@ -75,7 +75,7 @@ def run(traces: Sequence[Path] = (), presets: Sequence[str] = PRESETS) -> dict[s
         figures.append(_figure(f"{preset}: replay speed", round(speed), "requests/min", SPEED_MIN.get(preset)))
         clock = statistics.median(60 * played.requests / played.wall_s for played in mine)
         figures.append(_figure(f"{preset}: replay speed, on the clock", round(clock), "requests/min", None))
-    return {"bench": "policies", "machine": machine(), "figures": figures}
+    return report("policies", figures, ())
 
 
 def trace_of(path: Path | None) -> Trace:

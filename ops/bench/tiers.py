@@ -40,6 +40,7 @@ from ...transport.digest import checksum
 from ...transport.disk.driver import DiskSettings, DiskTier
 from ...transport.disk.io import IO_BYTES, open_at, page_buffer, read_all, write_all
 from ...transport.memfd import ArenaMemory
+from .core import report
 from .host_memory import host_memory_ratios
 
 BLOCK_BYTES = 1 << 20
@@ -57,6 +58,14 @@ CALM_ASKS = 2000
 HOLDER_TIMEOUT_S = 60.0
 BURST_TIMEOUT_S = 120.0
 P50_TARGET, P99_TARGET = 1.5, 3.0
+EXPECTED = (
+    "write_256_mib_against_plain_direct_io",
+    "restore_256_mib_against_plain_direct_io",
+    "acquire_p50_under_200_restores",
+    "acquire_p99_under_200_restores",
+    "restores_that_ended",
+)
+"""Figures there must be: one that is missing fails like one that does not hold."""
 _NODE = "b" * 40
 _MODULE = __spec__.name  # under `python -m` as well, where __name__ is __main__
 
@@ -89,7 +98,7 @@ def figures(folder: Path | None = None, rounds: int = ROUNDS) -> list[dict[str, 
 
 def run(folder: Path | None = None) -> dict[str, Any]:
     """All figures as one object."""
-    return {"bench": "tiers", "figures": figures(folder)}
+    return report("tiers", figures(folder), EXPECTED)
 
 
 def _figure(name: str, value: float, unit: str, target: float | None, *, at_least: bool = False) -> dict[str, Any]:

@@ -53,6 +53,14 @@ _MODULE = __spec__.name  # under `python -m` as well, where __name__ is __main__
 Round = dict[str, float]
 """Seconds each way of moving the blocks took in one round."""
 
+EXPECTED = (
+    "same_host_digests_of_memcpy",
+    "same_host_versions_of_memcpy",
+    "nixl_tcp_of_bare_nixl_read",
+    "isolated_nixl_tcp_over_ray_get",
+)
+"""Figures there must be: one that is missing fails like one that does not hold."""
+
 
 def figures(rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Transfer figures of this machine: name, value, unit, target (None: for orientation) and whether it holds.

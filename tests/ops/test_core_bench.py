@@ -72,3 +72,13 @@ def test_a_simulation_that_breaks_a_law_holds_no_figure(monkeypatch: pytest.Monk
     with Patches() as patches:
         BY_NAME["one_free_list"].apply(patches)
         assert core.simulation_figure()["holds"] is False
+
+
+def test_a_bench_reports_its_machine_and_a_figure_that_is_missing_as_one_that_does_not_hold() -> None:
+    there = {"name": "there", "value": 1.0, "unit": "s", "target": 2.0, "holds": True}
+    told = core.report("any", [there], ("there", "away"))
+    assert set(told) == {"bench", "machine", "figures"}
+    assert set(told["machine"]) == {"cores", "load", "python", "system"}
+    assert told["figures"][0] == there
+    assert [(f["name"], f["value"], f["holds"]) for f in told["figures"][1:]] == [("away", None, False)]
+    assert core.report("any", [there], ("there",))["figures"] == [there]
