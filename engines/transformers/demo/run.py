@@ -145,7 +145,8 @@ def _spec(cast: _Cast, disk: str) -> FabricSpec:
         {
             "model": cast.loaded.spec,
             "slots": _ask(cast.writer.slots.remote(len(cast.faults) + len(DISK_FAULTS))),
-            "disk": {"path": disk, "bytes_max": DISK_BYTES_MAX, "free_floor_bytes": 0},
+            # No scrubber: it might find the torn write before the reader does, and what it barred would not be restored.
+            "disk": {"path": disk, "bytes_max": DISK_BYTES_MAX, "free_floor_bytes": 0, "scrub_bytes_per_s": None},
             "passports": _ask(cast.writer.passports.remote()),
             "transport": {"links": LINKS},
         }
