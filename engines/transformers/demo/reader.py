@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
-from ....fabric.kinds import Status
 from ..errors import EngineError
 from .records import Broken, FaultRun, Run
 from .story import (
@@ -48,15 +46,12 @@ class Reader(Worker):
             self._references[position, cuts] = run
         return self._references[position, cuts]
 
-    def _wait_for(
-        self, session: Session, tokens: list[int], wanted: int, *, statuses: Container[str] = tuple(Status), **key: Any
-    ) -> Answer:
-        """Probe until ``wanted`` tokens are usable, with one of these statuses: what another node published is seen in a moment."""
+    def _wait_for(self, session: Session, tokens: list[int], wanted: int, **key: Any) -> Answer:
+        """Probe until ``wanted`` tokens are usable: what another node published is seen in a moment."""
         deadline = time.monotonic() + VISIBLE_TIMEOUT_S
         while True:
             answer = session.probe(tokens, **key)
-            there = answer.tokens >= wanted and answer.status in statuses
-            if there or time.monotonic() >= deadline:
+            if answer.tokens >= wanted or time.monotonic() >= deadline:
                 return answer
             time.sleep(POLL_S)
 
@@ -163,8 +158,7 @@ class Reader(Worker):
 
         Raises EngineError if it is not.
         """
-        full = (Status.FULL_HIT,)  # what lay on disk is usable too, before the complete state is seen
-        answer = self._wait_for(self.session, reader_prompt(position), position, statuses=full, salt=salt_of(fault))
+        answer = self._wait_for(self.session, reader_prompt(position), position, salt=salt_of(fault))
         if answer.tokens != position or answer.status != "FULL_HIT":
             why = in_words(self.session.model, answer.status, answer.cause)
             raise EngineError(
