@@ -13,7 +13,8 @@ from ..transport.disk.protocol import RemoteSetup
 from ..transport.loop_share import LoopShare
 from ..transport.memfd import ArenaMemory
 from .addresses import checked_name
-from .spec import DiskSpec, FabricSpec, RemoteSpec
+from .spec import FabricSpec
+from .spec_sections import DiskSpec, RemoteSpec
 
 FIRST_GUESS_BYTES_PER_S = 1e9
 """A disk's speed until the first restores have measured it."""

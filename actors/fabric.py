@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ READY_TIMEOUT_S = 120.0
 BACK_TIMEOUT_S = 20.0
 """How long a supervisor that died is waited for."""
 BACK_POLL_S = 0.25
+KNOCK_TIMEOUT_S = 5.0
 
 
 class Fabric:
@@ -269,6 +271,7 @@ def connect_ray(address: str = "") -> None:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
+        _knock(address)
         ray = ray_api.ray()  # its import sets the level of its own logger
         with ray_api.quiet():
             ray.init(address=address, namespace=ray_api.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
@@ -277,6 +280,17 @@ def connect_ray(address: str = "") -> None:
             f"no Ray cluster is reached at {address!r}: start one (`ray start --head`), or name it (RAY_ADDRESS,"
             f" --address HOST:PORT): {ray_api.reason_of(error)}"
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Raises ConnectionError where nobody listens at HOST:PORT: Ray itself tries for minutes, and tells it at length."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"nobody listens there ({error})") from None
 
 
 def _end(name: str, supervisor: Any) -> None:
@@ -302,7 +316,7 @@ def launch(
 
     The cluster is the one this process is connected to, else that of RAY_ADDRESS, else an embedded
     one of ``nodes`` nodes on this machine, which ends with this process. Raises SpecError for a bad
-    spec, FabricError if the fabric is not up within ``timeout_s`` or runs another spec.
+    spec, FabricError if the fabric is not up within ``timeout_s`` or runs another model.
     """
     wanted = FabricSpec.load(spec)
     checked_name(name)

@@ -15,7 +15,7 @@ from ..transport.nixl_settings import NixlSettings, child_environment
 from ..transport.payloads import Payloads
 from ..transport.shared_memory_link import SharedMemoryLink
 from ..transport.tcp_link import TcpLink
-from .spec import TransportSpec
+from .spec_sections import TransportSpec
 
 if TYPE_CHECKING:
     from ..transport.gpu import GpuPools

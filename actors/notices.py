@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from .spec import NoticeSpec
+from .spec_sections import NoticeSpec
 
 logger = logging.getLogger(__name__)
 

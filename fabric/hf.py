@@ -292,7 +292,7 @@ def read_hf(path: str | Path) -> ModelSpec:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{file}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise SpecError(f"{file}: not a JSON object")

@@ -13,6 +13,7 @@ import yaml
 
 from .kinds import Form, ObjectKind, SpecError
 from .model import GroupSpec, ModelSpec
+from .presets import PRESETS, preset
 from .sizes import bytes_at, bytes_per_token, fixed_bytes, window_bytes_per_token
 
 SPEC_BYTES_MAX = 1 << 20
@@ -37,12 +38,26 @@ class UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def known_model(name: str) -> ModelSpec:
+    """The model of that name, a preset's or a YAML file's. Raises SpecError."""
+    if name in PRESETS:
+        return preset(name)
+    if not Path(name).exists():
+        raise SpecError(f"{name}: neither a file nor one of the presets {', '.join(PRESETS)}")
+    return load_spec(name)
+
+
 def load_spec(path: str | Path) -> ModelSpec:
-    """The model spec in a YAML file, in the fields of :class:`ModelSpec`.
+    """The model spec in a YAML file: the fields of :class:`ModelSpec`, or those under ``model`` in a fabric's spec.
 
     Raises SpecError, one line with the file and the field or line: a file that cannot be read, YAML
     that is not plain data, an unknown or wrong field, a spec that could never hit.
     """
+    return _model(read_mapping(path), str(path))
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises SpecError, one line with the file and, where there is one, the line."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(SPEC_BYTES_MAX + 1)
@@ -52,11 +67,21 @@ def load_spec(path: str | Path) -> ModelSpec:
         raise SpecError(f"{path}: not UTF-8 text") from None
     if len(text) > SPEC_BYTES_MAX:
         raise SpecError(f"{path}: longer than {SPEC_BYTES_MAX} characters")
-    return parse_spec(text, where=str(path))
+    return _mapping(text, str(path))
 
 
 def parse_spec(text: str, *, where: str) -> ModelSpec:
     """The model spec in YAML text; ``where`` names it in errors. Raises SpecError."""
+    return _model(_mapping(text, where), where)
+
+
+def _model(data: dict[str, Any], where: str) -> ModelSpec:
+    if isinstance(data.get("model"), dict) and "groups" not in data:
+        return ModelSpec.load(data["model"], where=f"{where}: model")
+    return ModelSpec.load(data, where=f"{where}: ")
+
+
+def _mapping(text: str, where: str) -> dict[str, Any]:
     try:
         # A subclass of SafeLoader.
         data = yaml.load(text, UniqueKeyLoader)  # noqa: S506
@@ -65,9 +90,14 @@ def parse_spec(text: str, *, where: str) -> ModelSpec:
         raise SpecError(f"{where}{line}: {error.problem}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{where}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise SpecError(f"{where}: nested too deep") from None
+    except ValueError as error:  # a date or number that is none, such as 2026-13-01
+        raise SpecError(f"{where}: {error}") from None
     if not isinstance(data, dict):
-        raise SpecError(f"{where}: not a mapping with the fields of a model, such as groups")
-    return ModelSpec.load(data, where=f"{where}: ")
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        raise SpecError(f"{where}: {found} where a mapping with fields such as groups or model is expected")
+    return data
 
 
 def dump_spec(model: ModelSpec) -> str:

@@ -36,6 +36,6 @@ def config_digest(folder: Path) -> str:
         return ""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FabricError(f"{file}: not JSON ({error})") from None
     return digest({"config": {name: value for name, value in config.items() if name not in _PASSING}}).hex()

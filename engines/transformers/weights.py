@@ -108,7 +108,7 @@ def _shards(index: Path) -> list[str]:
     try:
         listed = json.loads(index.read_text())["weight_map"].values()
         names = sorted({str(name) for name in listed})
-    except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise WeightsError(f"{index}: not an index of shards ({error})") from None
     for name in names:
         if Path(name).name != name:

@@ -17,6 +17,7 @@ import yaml
 
 from ...actors.spec import FabricSpec
 from ...fabric.kinds import SpecError
+from ...fabric.specs import read_mapping
 
 PREFIX = "KVFABRIC__"
 
@@ -70,15 +71,12 @@ def resolved(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise SpecError(f"{path}: {error}") from None
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: a mapping is expected, got {type(data).__name__}")
+    data = read_mapping(path)
     if "model" not in data and "groups" in data:
         data = {"model": data}
-    FabricSpec.load(data)  # what is wrong with the file is said of the file, before anything is laid over it
+    FabricSpec.load(
+        data, where=f"{path}: "
+    )  # what is wrong with the file is said of the file, before anything is laid over it
     return data
 
 

@@ -44,8 +44,9 @@ def explain(
     if path.suffix in {".yaml", ".yml"}:
         found = of_scenario(path, step)
     else:
+        tokens = tokens_from(what)
         on_cluster(address)
-        found = of_tokens(fabric, tokens_from(what), tenant)
+        found = of_tokens(fabric, tokens, tenant)
     if json:
         typer.echo(report.plain(found, by_range=by_range))
     else:

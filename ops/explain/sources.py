@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from ...fabric.explanation import Explanation
 from ...fabric.kinds import FabricError
 
 ASKING = ("acquire", "probe")
+TOLD_CHARS = 80
 
 
 def tokens_from(what: str) -> list[int]:
     """Token ids from the command line or a file. Raises FabricError naming what is wrong with them."""
-    path = Path(what)
-    text = what
+    told = what if len(what) <= TOLD_CHARS else f"{what[:TOLD_CHARS]}..."
     try:
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
+        is_file = os.path.isfile(what)  # noqa: PTH113 - Path's raises where a line of ids is too long to be a name
+        text = Path(what).read_text(encoding="utf-8") if is_file else what
     except OSError as error:
-        raise FabricError(f"{what}: cannot be read: {error.strerror}") from None
+        raise FabricError(f"{told}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise FabricError(f"{told}: neither token ids nor a file of them: not UTF-8 text") from None
     if not text.strip():
-        raise FabricError(f"{what}: holds no token ids")
+        raise FabricError(f"{told or 'tokens'}: holds no token ids")
     try:
-        if text.lstrip().startswith("["):
-            return [int(token) for token in json.loads(text)]
-        return [int(token) for token in text.replace(",", " ").split()]
-    except (ValueError, TypeError):
-        raise FabricError(f"{what}: neither token ids nor a file of them") from None
+        tokens = json.loads(text) if text.lstrip().startswith("[") else [int(t) for t in text.replace(",", " ").split()]
+    except (ValueError, RecursionError):
+        tokens = [None]
+    if not all(type(token) is int for token in tokens):
+        raise FabricError(f"{told}: neither token ids (whole numbers) nor a file of them")
+    return tokens
 
 
 def of_tokens(fabric: str, tokens: list[int], tenant: str) -> Explanation:

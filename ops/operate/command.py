@@ -95,7 +95,7 @@ def top(
     *,
     fabric: FabricName = "default",
     address: Address = "",
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = TOP_EVERY_S,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)] = TOP_EVERY_S,
     times: Annotated[int | None, typer.Option(help="End after so many looks; default: Ctrl-C.", min=1)] = None,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import Address, FabricName, Json
+from ..options import SECONDS_MAX, Address, FabricName, Json
 
 PROVEN, LEFT = 0, 1
 
@@ -16,7 +16,10 @@ def drain(
     node: Annotated[str, typer.Argument(help="The node's Ray id, or a prefix of it.")],
     *,
     deadline_s: Annotated[
-        float, typer.Option("--deadline-s", min=0, help="Seconds until leases are cut and the rest is dropped.")
+        float,
+        typer.Option(
+            "--deadline-s", min=0, max=SECONDS_MAX, help="Seconds until leases are cut and the rest is dropped."
+        ),
     ] = 30.0,
     fabric: FabricName = "default",
     address: Address = "",
@@ -56,8 +59,9 @@ def purge(
     if sum((bool(namespace), bool(chain), tenant is not None and not chain)) != 1:
         raise FabricError("purge: name one of --tenant, --namespace and --chain (which takes --tenant as well)")
     what: dict[str, Any] = {"tenant": tenant, "namespace": _digest(namespace), "quarantine": quarantine}
+    tokens = tokens_from(chain) if chain else None
     with attached(fabric, address) as running:
-        summary = running.purge(tokens_from(chain) if chain else None, **what)
+        summary = running.purge(tokens, **what)
     _show(summary, json=json)
     raise typer.Exit(LEFT if summary["left"] or summary["unanswered"] else PROVEN)
 

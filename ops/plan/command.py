@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import Json
+from ..options import GIB_MAX, SECONDS_MAX, Json
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +19,7 @@ def plan(
     *,
     preset: Annotated[str, typer.Option(help="A name from `kvfabric spec presets`, or a model's spec file (YAML).")],
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 8192,
-    qps: Annotated[float, typer.Option(min=0, help="Requests a second.")] = 1.0,
+    qps: Annotated[float, typer.Option(min=0, max=1e9, help="Requests a second.")] = 1.0,
     output_tokens: Annotated[int, typer.Option(min=0, help="Tokens computed behind the prompt, stored too.")] = 0,
     hit_share: Annotated[float, typer.Option(min=0, max=1, help="Part of a prompt that is there already.")] = 0.5,
     routed_share: Annotated[
@@ -28,28 +28,33 @@ def plan(
     restore_share: Annotated[
         float, typer.Option(min=0, max=1, help="Part of what a resume needs that lies on a tier.")
     ] = 0.0,
-    reuse_s: Annotated[float, typer.Option(min=0, help="For how long state shall stay in memory.")] = 600.0,
-    lease_s: Annotated[float, typer.Option(min=0, help="How long a request holds its lease.")] = 10.0,
+    reuse_s: Annotated[
+        float, typer.Option(min=0, max=SECONDS_MAX, help="For how long state shall stay in memory.")
+    ] = 600.0,
+    lease_s: Annotated[float, typer.Option(min=0, max=SECONDS_MAX, help="How long a request holds its lease.")] = 10.0,
     checkpoint: Annotated[str, typer.Option(help="all, every:N, ends, branches.")] = "all",
-    memory_gib: Annotated[float, typer.Option(min=0.001, help="Memory of one node for the fabric.")] = 64.0,
+    memory_gib: Annotated[
+        float, typer.Option(min=0.001, max=GIB_MAX, help="Memory of one node for the fabric.")
+    ] = 64.0,
     transfer_gib_s: Annotated[
-        float | None, typer.Option(min=0.001, help="What one node receives a second; default: no limit.")
+        float | None, typer.Option(min=0.001, max=GIB_MAX, help="What one node receives a second; default: no limit.")
     ] = None,
     restore_gib_s: Annotated[
-        float | None, typer.Option(min=0.001, help="What one node's disk restores a second; default: no limit.")
+        float | None,
+        typer.Option(min=0.001, max=GIB_MAX, help="What one node's disk restores a second; default: no limit."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Print what a workload takes: bytes by kind, the working set, transfer and restore bandwidth, nodes."""
+    from ...fabric.specs import known_model
     from ...policies.checkpoint import checkpoint_policy
-    from ..spec.command import spec_of
     from .capacity import GIB, Node, Workload
     from .capacity import plan as planned
 
     workload = Workload(tokens, qps, output_tokens, hit_share, routed_share, restore_share, reuse_s, lease_s)
     transfer, restore = (None if rate is None else rate * GIB for rate in (transfer_gib_s, restore_gib_s))
     node = Node(int(memory_gib * GIB), transfer, restore)
-    found = planned(spec_of(preset), workload, node, checkpoint_policy(checkpoint)).plain()
+    found = planned(known_model(preset), workload, node, checkpoint_policy(checkpoint)).plain()
     if json:
         typer.echo(codec.dumps(found))
     else:

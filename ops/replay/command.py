@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..options import GIB_MAX, writable
+
 if TYPE_CHECKING:
     from ...fabric.series import Sample
     from .play import Plan, Result
@@ -32,8 +34,10 @@ def replay(
     ] = None,
     model: Annotated[str, typer.Option(help="A preset's name or a spec file.")] = "full_attention",
     nodes: Annotated[int, typer.Option(min=1, max=1024, help="Holders; requests go to them in turn.")] = 1,
-    capacity_gib: Annotated[float, typer.Option(min=0.001, help="Memory of each node.")] = 1024.0,
-    disk_gib: Annotated[float | None, typer.Option(min=0.001, help="Disk of each node; default: none.")] = None,
+    capacity_gib: Annotated[float, typer.Option(min=0.001, max=GIB_MAX, help="Memory of each node.")] = 1024.0,
+    disk_gib: Annotated[
+        float | None, typer.Option(min=0.001, max=GIB_MAX, help="Disk of each node; default: none.")
+    ] = None,
     eviction: Annotated[str, typer.Option(help="default, lru, s3fifo, or one that a package brings.")] = "default",
     checkpoint: Annotated[
         str, typer.Option(help="Which windows, tails and snapshots are kept: all, every:N, ends, branches.")
@@ -45,7 +49,7 @@ def replay(
         str | None, typer.Option(help="longest, or cost: the least expected time; default: the model's own.")
     ] = None,
     restore_gib_s: Annotated[
-        float | None, typer.Option(min=0.001, help="What a costed plan takes a disk to give a second.")
+        float | None, typer.Option(min=0.001, max=GIB_MAX, help="What a costed plan takes a disk to give a second.")
     ] = None,
     requests: Annotated[
         int | None,
@@ -76,11 +80,9 @@ def replay(
     spec = replay_model(model, plan)
     eviction_policy(eviction)
     checkpoint_policy(checkpoint)
-    most = requests or (CLUSTER_REQUESTS if cluster else None)
-    with _progress("reading") as told:
-        found = _read(trace, lenient, told) if trace is not None else _generated(most or GENERATED_REQUESTS, seed)
-    if most is not None:
-        del found.requests[most:]
+    if series is not None:
+        writable(series)
+    found = _requests(trace, requests or (CLUSTER_REQUESTS if cluster else None), lenient=lenient, seed=seed)
     mean_tokens = max(1, found.tokens // len(found.requests))
     layout = layout_of(spec, int(capacity_gib * GIB), checkpoint, mean_tokens, working_set_blocks(found) + 1)
     disk_bytes = None if disk_gib is None else int(disk_gib * GIB)
@@ -120,10 +122,17 @@ def _on_cluster(plan: Plan, told: Callable[[int], None]) -> tuple[Result, list[S
     return on_cluster(plan, told)
 
 
-def _generated(requests: int, seed: int) -> Trace:
+def _requests(path: Path | None, most: int | None, *, lenient: bool, seed: int) -> Trace:
+    """The first ``most`` requests of a trace; where there is none, so many are generated."""
     from .trace import generate
 
-    return generate(requests, seed)
+    if path is None:
+        return generate(most or GENERATED_REQUESTS, seed)
+    with _progress("reading") as told:
+        found = _read(path, lenient, told)
+    if most is not None:
+        del found.requests[most:]
+    return found
 
 
 def _read(path: Path, lenient: bool, told: Callable[[int], None]) -> Trace:
@@ -143,7 +152,8 @@ def _progress(what: str, total: int | None = None) -> Iterator[Callable[[int], N
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 

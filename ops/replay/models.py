@@ -11,8 +11,7 @@ from ...fabric.budget import slots_for
 from ...fabric.messages import Prompt
 from ...fabric.model import ModelSpec
 from ...fabric.objects import split
-from ...fabric.presets import PRESETS, preset
-from ...fabric.specs import load_spec
+from ...fabric.specs import known_model
 from .trace import BLOCK_TOKENS
 
 FULL_ATTENTION = "full_attention"
@@ -25,7 +24,7 @@ def replay_model(name: str, plan: str | None = None) -> ModelSpec:
 
     ``plan``: ``longest`` or ``cost``, in place of the model's own.
     """
-    model = preset(name) if name in PRESETS else load_spec(name)
+    model = known_model(name)
     if plan is not None:
         model = ModelSpec.load(model.model_dump(mode="json", exclude_defaults=True) | {"plan": plan})
     if name != FULL_ATTENTION:

@@ -90,7 +90,7 @@ def _request(line: bytes) -> Request | str:
     """The request of a line, or what is wrong with it."""
     try:
         plain = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "not one JSON object (or longer than a line may be)"
     if not isinstance(plain, dict):
         return "not a JSON object"

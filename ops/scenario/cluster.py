@@ -30,7 +30,8 @@ from ...actors.client import HolderClient, HolderLost, HolderSilent, Writable
 from ...actors.clock import Clock
 from ...actors.embedded import EmbeddedCluster
 from ...actors.fabric import Fabric, launch
-from ...actors.spec import DiskSpec, FabricSpec, TransportSpec
+from ...actors.spec import FabricSpec
+from ...actors.spec_sections import DiskSpec, TransportSpec
 from ...actors.supervisor import DIRECTORY as DIRECTORY_ADDRESS
 from ...fabric.arena import Arena
 from ...fabric.doors import Corrupt, InjectFault, Rest, TellAll

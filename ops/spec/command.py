@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import Json
+from ..options import GIB_MAX, Json
 from ..options import show as say
-
-if TYPE_CHECKING:
-    from ...fabric.model import ModelSpec
 
 
 def register(app: typer.Typer) -> None:
@@ -66,9 +63,9 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check a spec, and print its grid, each group's rule and what it takes in bytes."""
-    from ...fabric.specs import summary
+    from ...fabric.specs import known_model, summary
 
-    plain = summary(spec_of(spec), tokens=tokens)
+    plain = summary(known_model(spec), tokens=tokens)
     if json:
         import json as codec
 
@@ -80,7 +77,7 @@ def show(
 def size(
     spec: Annotated[str, typer.Argument(help="A spec file (YAML) or the name of a preset.")],
     *,
-    memory_gib: Annotated[float, typer.Option(min=0.0001, help="Memory of one holder.")] = 64.0,
+    memory_gib: Annotated[float, typer.Option(min=0.0001, max=GIB_MAX, help="Memory of one holder.")] = 64.0,
     checkpoint: Annotated[str, typer.Option(help="all, every:N, ends, branches.")] = "all",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="How long prompts are expected to be.")] = 8192,
     holders: Annotated[int, typer.Option(min=1, help="Holders that share the model's shards.")] = 1,
@@ -88,10 +85,11 @@ def size(
 ) -> None:
     """Print how one memory budget is split: the slots of each group, and the tokens of prompts that they hold."""
     from ...fabric.budget import sizes
+    from ...fabric.specs import known_model
     from ...policies.checkpoint import checkpoint_policy
 
     checkpoint_policy(checkpoint)
-    model = spec_of(spec)
+    model = known_model(spec)
     shards = -(-model.shards // holders)
     plain = sizes(model, int(memory_gib * (1 << 30)), shards, checkpoint=checkpoint, prompt_tokens=prompt_tokens)
     if json:
@@ -105,20 +103,6 @@ def size(
             f"  {group['name']:<20} {group['slots']:>12,} slots of {group['slot_bytes']:>12,} bytes"
             f" hold {group['tokens']:>14,} tokens"
         )
-
-
-def spec_of(name: str) -> ModelSpec:
-    """The spec of a preset's name or of a YAML file. Raises SpecError."""
-    from ...fabric.kinds import SpecError
-    from ...fabric.presets import PRESETS
-    from ...fabric.presets import preset as known
-    from ...fabric.specs import load_spec
-
-    if name in PRESETS:
-        return known(name)
-    if not Path(name).exists():
-        raise SpecError(f"{name}: neither a file nor one of the presets {', '.join(PRESETS)}")
-    return load_spec(name)
 
 
 def _print_summary(plain: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvfabric.actors.notices import FILE, SPOT, Notices
-from kvfabric.actors.spec import FabricSpec, NoticeSpec
+from kvfabric.actors.spec import FabricSpec
+from kvfabric.actors.spec_sections import NoticeSpec
 from kvfabric.fabric.kinds import SpecError
 
 from . import stories

@@ -123,7 +123,20 @@ def test_tokens_come_from_the_line_or_a_file(text: str, tmp_path: Path) -> None:
     assert tokens_from(str(path)) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("text", ["1,x", "", "[1, null]"])
-def test_what_is_no_token_ids_is_refused(text: str) -> None:
-    with pytest.raises(FabricError, match="token ids"):
+def test_a_line_of_ids_may_be_longer_than_a_name_of_a_file() -> None:
+    assert tokens_from(",".join(map(str, range(5000)))) == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    "text", ["1,x", "", "[1, null]", "[1e999]", "[1.5]", "[true]", "[" * 100_000, "1," * 5000 + "x"]
+)
+def test_what_is_no_token_ids_is_refused_in_a_short_line(text: str) -> None:
+    with pytest.raises(FabricError, match="token ids") as refused:
         tokens_from(text)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_file_that_is_no_text_is_no_file_of_ids(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_bytes(b"\xff\xfe")
+    with pytest.raises(FabricError, match="token ids"):
+        tokens_from(str(tmp_path / "ids"))

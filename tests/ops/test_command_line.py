@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 import re
 import subprocess
@@ -61,3 +63,66 @@ def test_the_shell_completes_commands_subcommands_and_options() -> None:
     assert completed("kvfabric weights a") == ["advance"]
     assert "--json" in completed("kvfabric top --")
     assert completed("kvfabric nothing-like-it x") == []
+
+
+def test_no_number_on_the_command_line_is_endless() -> None:
+    numbers = {
+        f"{name} {option.opts[0]}": option.max
+        for name, command in COMMANDS.items()
+        for option in command.params
+        if "float" in str(inspect.signature(command.callback).parameters[option.name].annotation)
+    }
+    assert {"plan --qps", "replay --disk-gib", "top --every", "drain --deadline-s"} <= set(numbers)
+    assert {option: most for option, most in numbers.items() if most is None or not math.isfinite(most)} == {}
+
+
+WRONG = {
+    "config show {binary}": "{binary}: not UTF-8 text",
+    "config show {broken}": "{broken}:2: ",
+    "config show {absent}": "{absent}: cannot be read: No such file",
+    "config show {typo}": "{typo}: memory_byte: unknown field",
+    "up {typo}": "{typo}: memory_byte: unknown field",
+    "config show {endless}": "{endless}: grant_s: Input should be a finite number",
+    "spec show {typo} --tokens 0": "--tokens",
+    "plan --preset full_attention --memory-gib inf": "--memory-gib",
+    "replay --requests 2 --disk-gib inf": "--disk-gib",
+    "replay --model absent": "absent: neither a file nor one of the presets",
+    "replay --trace {deep}": "{deep}:1: not one JSON object",
+    "replay --requests 1000000 --series /dev/null/series": "/dev/null/series: cannot be written",
+    "spec from-hf {deep}": "{deep}: not JSON",
+    "status --address 127.0.0.1:1": "no Ray cluster is reached at '127.0.0.1:1'",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_mistake_is_told_in_one_line_that_names_it(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / name for name in ("absent", "binary", "broken", "deep", "endless", "typo")}
+    model = "model: {groups: [{name: kv, kind: compressed_history, block_tokens: 16, block_bytes: 4096}]}\n"
+    files["binary"].write_bytes(b"\xff\xfe")
+    files["broken"].write_text("model: [\n")
+    files["deep"].write_text("[" * 100_000)
+    files["endless"].write_text(model + "grant_s: .inf\n")
+    files["typo"].write_text(model + "memory_byte: 65536\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.format(**files).split())
+    said = capsys.readouterr().err
+    assert ended.value.code == (cli.UNREACHABLE if "--address" in line else cli.USAGE)
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert WRONG[line].format(**files) in said
+
+
+def test_a_models_commands_take_the_spec_of_a_fabric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = "{name: kv, kind: compressed_history, block_tokens: 16, block_bytes: 4096}"
+    (tmp_path / "fabric.yaml").write_text(f"model: {{groups: [{group}]}}\nmemory_bytes: 65536\n")
+    (tmp_path / "model.yaml").write_text(f"groups: [{group}]\n")
+    told = []
+    for file in ("fabric.yaml", "model.yaml"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["spec", "show", str(tmp_path / file), "--json"])
+        assert ended.value.code == cli.DONE
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert "grid_tokens" in told[0]
