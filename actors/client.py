@@ -27,6 +27,7 @@ from ..fabric.messages import (
 from ..fabric.repeats import ACQUIRES, ANSWERS, Repeats
 from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestFailed, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
+from ..transport.vigil import AWAKE_S, Vigil
 from .clock import MONOTONIC, Clock
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ class _Line:
         self.member = member
         self._schema = wire.spoken_with(member.schema)
 
-    def _connect_to(self, endpoint: str, secret: bytes | None = None) -> BlockingClient:
+    def _connect_to(self, endpoint: str, secret: bytes | None = None, vigil: Vigil | None = None) -> BlockingClient:
         try:
-            return BlockingClient.connect(endpoint, secret=secret)
+            return BlockingClient.connect(endpoint, secret=secret, vigil=vigil)
         except FabricError as error:
             raise HolderLost(f"holder {self.member.address}: {error}") from None
 
@@ -136,9 +137,10 @@ class HolderClient(_Line):
     asked over any other: only messages that may be taken twice are told.
     """
 
-    def __init__(self, member: Member, clock: Clock = MONOTONIC) -> None:
+    def __init__(self, member: Member, clock: Clock = MONOTONIC, awake_s: float = AWAKE_S) -> None:
         super().__init__(member)
         self._clock = clock
+        self._vigil = Vigil(awake_s)
         self._lock = threading.Lock()
         self._idle: list[BlockingClient] = []
         self._acquires, self._answers = Repeats(ACQUIRES), Repeats(ANSWERS)
@@ -169,7 +171,7 @@ class HolderClient(_Line):
         return record
 
     def _connect(self) -> BlockingClient:
-        return self._connect_to(self.member.unix)
+        return self._connect_to(self.member.unix, vigil=self._vigil)
 
     def _map(self) -> tuple[Arena, int]:
         answer = self._request(self._main, ArenaRequest("arena"), REQUEST_TIMEOUT_S)

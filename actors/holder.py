@@ -73,6 +73,7 @@ from ..transport.disk.driver import DiskEffect
 from ..transport.disk.faults import DiskFault
 from ..transport.memfd import ArenaMemory, memory_available_bytes
 from ..transport.numa import stay_on
+from ..transport.vigil import LoopVigil, Vigil
 from . import ray_api
 from .addresses import place_of
 from .alarm import Alarm
@@ -208,6 +209,7 @@ class Holder(MemoryService):
         """What goes on as long as this process lives; it is no work in flight."""
         self._alarm = Alarm(self.clock, lambda: self._feed(Tick()), self.share)
         self._closing = False
+        self.vigil = LoopVigil(Vigil(spec.transport.awake_s), lambda: self.busy)
         self.notices.spec = spec.notices
         self._sessions = set()
         self._purging: dict[Purge, asyncio.Task[Purged]] = {}
@@ -468,14 +470,18 @@ class Holder(MemoryService):
         disk = [] if self.disk is None else [(fault, None, None, left) for fault, left in self.disk.faults_left.items()]
         return [*([] if self.door is None else self.door.waiting()), *disk]
 
-    def rest(self, request: str) -> Rest:
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way besides the step at hand."""
         disk = self.disk
-        busy = self.mesh.busy or bool(self._tasks) or (disk is not None and disk.outstanding > 0)
+        return self.mesh.busy or bool(self._tasks) or (disk is not None and disk.outstanding > 0)
+
+    def rest(self, request: str) -> Rest:
         told = tuple(
             (stream.shard, -1 if stream.pending or stream.dump is not None else stream.seq)
             for stream in self.core.events.streams.values()
         )
-        return replace(super().rest(request), busy=busy, due_s=self.core.next_deadline_s, told=told)
+        return replace(super().rest(request), busy=self.busy, due_s=self.core.next_deadline_s, told=told)
 
     def run_due(self) -> None:
         due = self.core.next_deadline_s

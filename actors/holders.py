@@ -83,7 +83,7 @@ class Holders:
             if client is None or client.member != member or not client.alive:
                 if client is not None:
                     client.close()
-                client = self._clients[address] = HolderClient(member, self._clock)
+                client = self._clients[address] = HolderClient(member, self._clock, self.info.spec.transport.awake_s)
             self._current[address] = client
             return client
 

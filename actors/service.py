@@ -40,6 +40,7 @@ from ..transport.challenge import door_secret, peer_proof
 from ..transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
 from ..transport.link import host_identity
 from ..transport.loop_share import LoopShare
+from ..transport.vigil import LoopVigil
 from .clock import MONOTONIC, Clock
 from .mesh import Mesh
 
@@ -150,6 +151,8 @@ class Service:
         self._secret = secret
         self.share = LoopShare()
         """Who asks this process, so that nobody's work keeps the others waiting."""
+        self.vigil: LoopVigil | None = None
+        """Keeps this process awake for its clients' next requests."""
         self.mesh = Mesh(address, secret, self._undeliverable)
         self._servers: list[ControlServer] = []
         self._waiting: dict[tuple[str, str], _Awaited] = {}
@@ -228,7 +231,7 @@ class Service:
     async def listen(self, shards: tuple[int, ...] = ()) -> Member:
         """Open the sockets and say where they are."""
         name = f"@kvfabric/{self.fabric}/{self.address}/{self.incarnation}/{self.node[:12]}"
-        unix = await serve_unix(name, self._serve, closed=self._closed, share=self.share)
+        unix = await serve_unix(name, self._serve, closed=self._closed, share=self.share, vigil=self.vigil)
         host = self.host or socket.gethostbyname(socket.gethostname())
         tcp = await serve_tcp(host, 0, door_secret(self._secret), self._serve, closed=self._closed, share=self.share)
         self._servers = [unix, tcp]

@@ -20,6 +20,7 @@ from ..fabric.scaling import ScaleDownConfig, ScaleUpConfig
 from ..policies.copies import HotCopies
 from ..policies.costs import CostGuess
 from ..policies.limits import FLOOR_SHARE, KindLimit, TenantLimit, byte_limits
+from ..transport.vigil import AWAKE_S
 
 REMOTE_URL = re.compile(r"(s3|s3a|gs|az|abfs|abfss|https|http|file)://\S+")
 SECRET = re.compile(r"secret|token|password|access_key|sas|credential")
@@ -70,7 +71,8 @@ class TransportSpec(Section):
     ``nixl_transports`` and ``network_devices`` are UCX's (``UCX_TLS``, ``UCX_NET_DEVICES``); empty
     leaves the choice to UCX, and what is named here wins over the environment. ``tcp_host``: the address the plain
     TCP link listens on. ``numa_node``: where a holder's memory and threads stay; a list names one for each holder of a
-    node, in their order (GPU by GPU); without it the kernel decides.
+    node, in their order (GPU by GPU); without it the kernel decides. ``awake_us``: how long a session polls for a
+    reply, and a holder for the next request, before it sleeps, where that pays (microseconds; 0: never).
     """
 
     links: tuple[Literal["shared_memory", "nixl", "tcp"], ...] = ("shared_memory", "nixl", "tcp")
@@ -81,6 +83,12 @@ class TransportSpec(Section):
     tcp_host: str | None = None
     tcp_bytes_per_s: float | None = Field(default=None, gt=0)
     transfer_timeout_s: float = Field(default=10.0, gt=0)
+    awake_us: int = Field(default=round(1e6 * AWAKE_S), ge=0, le=10_000)
+
+    @property
+    def awake_s(self) -> float:
+        """``awake_us`` in seconds."""
+        return self.awake_us / 1e6
 
     def numa_node_of(self, place: int) -> int | None:
         """The NUMA node of the holder at ``place`` of a node; None: the kernel's choice."""

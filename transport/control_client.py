@@ -17,12 +17,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
 from ..fabric.kinds import FabricError, SpecError, WireError
 from .challenge import GREETING_BYTES, PROOF_BYTES, ChallengeFailed, ClientChallenge
 from .endpoints import Endpoint, peer_credentials, tune_tcp
 from .frames import DESCRIPTORS_MAX, FRAME_BYTES_MAX, Frame, FrameDecoder, FrameStatus, encode
+from .vigil import Vigil
 
 _READ_BYTES = 64 * 1024
 _INT = array.array("i").itemsize
@@ -146,8 +148,9 @@ def _challenge_for(endpoint: Endpoint, secret: bytes | None) -> ClientChallenge 
 class BlockingClient:
     """One connection with blocking calls, for any thread (one request at a time). Lowest latency."""
 
-    def __init__(self, channel: _Channel) -> None:
+    def __init__(self, channel: _Channel, vigil: Vigil | None = None) -> None:
         self._channel = channel
+        self._vigil = vigil or Vigil(0.0)
         self._lock = threading.Lock()
         self._closed = False
         self._timeout_s = 0.0
@@ -156,6 +159,9 @@ class BlockingClient:
         """A poll object serves one thread at a time: another's look at it raises RuntimeError."""
         self._hang_up = select.poll()
         self._hang_up.register(channel.sock.fileno(), select.POLLRDHUP)
+        reply = select.poll()
+        reply.register(channel.sock.fileno(), select.POLLIN)
+        self._has_come = partial(reply.poll, 0)
 
     @classmethod
     def connect(
@@ -165,11 +171,15 @@ class BlockingClient:
         secret: bytes | None = None,
         timeout_s: float = 5.0,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        vigil: Vigil | None = None,
     ) -> BlockingClient:
-        """Raises ConnectionLost if nobody answers, ChallengeFailed if the other side does not know the secret."""
+        """``vigil``: whether to wait awake for replies; without one it sleeps.
+
+        Raises ConnectionLost if nobody answers, ChallengeFailed if the other side does not know the secret.
+        """
         where = Endpoint.parse(endpoint)
         sock = connect_blocking(where, secret, timeout_s)
-        return cls(_Channel(sock, where, frame_bytes_max))
+        return cls(_Channel(sock, where, frame_bytes_max), vigil)
 
     def request(self, payload: bytes, timeout_s: float) -> Answer:
         """Send one request and wait for its reply.
@@ -220,6 +230,7 @@ class BlockingClient:
         self._send(data, timeout_s, deadline)
         while True:
             got = None
+            self._vigil.wait(self._has_come)
             for reply in channel.receive():
                 if reply[0].request_id == request_id:
                     got = reply

@@ -31,6 +31,7 @@ from .challenge import ANSWER_BYTES, HANDSHAKE_TIMEOUT_S, ChallengeFailed, Serve
 from .endpoints import Endpoint, listen_unix, peer_credentials, tune_tcp
 from .frames import DESCRIPTORS_MAX, FRAME_BYTES_MAX, Frame, FrameDecoder, FrameStatus, encode
 from .loop_share import LoopShare
+from .vigil import LoopVigil
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +92,14 @@ class ControlServer:
         closed: Callable[[ConnectionInfo], None] | None,
         frame_bytes_max: int,
         share: LoopShare | None,
+        vigil: LoopVigil | None = None,
     ) -> None:
         self.handler = handler
         self.secret = secret
         self.closed = closed
         self.frame_bytes_max = frame_bytes_max
         self.share = share or LoopShare()
+        self.vigil = vigil
         self.counters = ServerCounters()
         self.live: set[_Connection] = set()
         self.buffer = memoryview(bytearray(_READ_BYTES))
@@ -172,12 +175,15 @@ async def serve_unix(
     closed: Callable[[ConnectionInfo], None] | None = None,
     frame_bytes_max: int = FRAME_BYTES_MAX,
     share: LoopShare | None = None,
+    vigil: LoopVigil | None = None,
 ) -> ControlServer:
     """Serve ``handler`` at a path in a private directory, or at ``@name`` in the abstract namespace.
 
     Raises SpecError for a path too long or a directory not private, OSError if somebody serves there.
     """
-    server = ControlServer(handler, secret=None, closed=closed, frame_bytes_max=frame_bytes_max, share=share)
+    server = ControlServer(
+        handler, secret=None, closed=closed, frame_bytes_max=frame_bytes_max, share=share, vigil=vigil
+    )
     await server.start(listen_unix(path), Endpoint(path=path))
     return server
 
@@ -311,6 +317,8 @@ class _Connection(asyncio.BufferedProtocol):
             return
         self._waiting.extend(frames)
         self._serve_waiting()
+        if self._server.vigil is not None:
+            self._server.vigil.served()
 
     def _prove(self, data: bytes) -> bytes:
         """Take the client's answer to the challenge; returns what followed it."""
