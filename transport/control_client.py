@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import itertools
+import math
 import os
 import select
 import socket
@@ -145,23 +147,34 @@ def _challenge_for(endpoint: Endpoint, secret: bytes | None) -> ClientChallenge 
     return ClientChallenge(secret)
 
 
+def _poll(sock: socket.socket, events: int) -> select.poll:
+    poll = select.poll()
+    poll.register(sock.fileno(), events)
+    return poll
+
+
+def _wait(poll: select.poll, deadline: float) -> None:
+    """Until a socket is ready or its connection ended. Raises TimeoutError."""
+    while not poll.poll(max(math.ceil(1e3 * (deadline - time.monotonic())), 0)):
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+
+
 class BlockingClient:
     """One connection with blocking calls, for any thread (one request at a time). Lowest latency."""
 
     def __init__(self, channel: _Channel, vigil: Vigil | None = None) -> None:
+        # It waits by itself: a socket's own time-out is set and looked at by system calls around every other one.
+        channel.sock.setblocking(False)
         self._channel = channel
         self._vigil = vigil or Vigil(0.0)
         self._lock = threading.Lock()
         self._closed = False
-        self._timeout_s = 0.0
-        """What the socket's time-out is set to."""
         self._looking = threading.Lock()
         """A poll object serves one thread at a time: another's look at it raises RuntimeError."""
-        self._hang_up = select.poll()
-        self._hang_up.register(channel.sock.fileno(), select.POLLRDHUP)
-        reply = select.poll()
-        reply.register(channel.sock.fileno(), select.POLLIN)
-        self._has_come = partial(reply.poll, 0)
+        self._hang_up = _poll(channel.sock, select.POLLRDHUP)
+        self._readable = _poll(channel.sock, select.POLLIN)
+        self._has_come = partial(self._readable.poll, 0)
 
     @classmethod
     def connect(
@@ -216,7 +229,7 @@ class BlockingClient:
             if self._closed:
                 raise ConnectionLost(f"{self._channel.endpoint}: this client is closed")
             try:
-                self._send(self._channel.encode(payload, FrameStatus.TOLD)[1], timeout_s, time.monotonic() + timeout_s)
+                self._send(self._channel.encode(payload, FrameStatus.TOLD)[1], time.monotonic() + timeout_s)
             except TimeoutError:
                 raise RequestTimedOut(f"{self._channel.endpoint}: no room to send within {timeout_s} s") from None
             except OSError as error:
@@ -227,10 +240,10 @@ class BlockingClient:
         """As :meth:`_exchange`, of one."""
         channel, deadline = self._channel, time.monotonic() + timeout_s
         request_id, data = channel.encode(payload)
-        self._send(data, timeout_s, deadline)
+        self._send(data, deadline)
         while True:
             got = None
-            self._vigil.wait(self._has_come)
+            self._wait_for_replies(deadline)
             for reply in channel.receive():
                 if reply[0].request_id == request_id:
                     got = reply
@@ -242,7 +255,6 @@ class BlockingClient:
                 except RequestFailed:
                     _close_descriptors(got[1])
                     raise
-            self._wait_at_most(deadline - time.monotonic())
 
     def _exchange(self, payloads: Sequence[bytes], timeout_s: float) -> list[Answer]:
         channel, deadline = self._channel, time.monotonic() + timeout_s
@@ -253,9 +265,10 @@ class BlockingClient:
             wanted[request_id] = index
             data.append(encoded)
         got: dict[int, tuple[Frame, tuple[int, ...]]] = {}
-        self._send(data[0] if len(data) == 1 else b"".join(data), timeout_s, deadline)
+        self._send(data[0] if len(data) == 1 else b"".join(data), deadline)
         try:
             while True:
+                self._wait_for_replies(deadline)
                 for reply in channel.receive():
                     position = wanted.get(reply[0].request_id)
                     if position is None:
@@ -264,39 +277,30 @@ class BlockingClient:
                         got[position] = reply
                 if len(got) == len(payloads):
                     return [_answer_of(*got[index]) for index in range(len(payloads))]
-                self._wait_at_most(deadline - time.monotonic())
         except BaseException:
             for _, descriptors in got.values():
                 _close_descriptors(descriptors)
             raise
 
-    def _send(self, data: bytes, timeout_s: float, deadline: float) -> None:
-        """A request sent in part would garble what follows, so a time-out within one ends the connection.
+    def _send(self, data: bytes, deadline: float) -> None:
+        """A request sent in part would garble what follows, so a time-out within one ends the connection."""
+        sock, sent = self._channel.sock, 0
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                sent += sock.send(memoryview(data)[sent:] if sent else data)
+            if sent == len(data):
+                return
+            try:
+                _wait(_poll(sock, select.POLLOUT), deadline)
+            except TimeoutError:
+                if sent:
+                    self._shut()
+                raise
 
-        Leaves what is waited for next to be waited for as long, or as is left to the deadline.
-        """
-        self._wait_at_most(timeout_s)
-        sent = self._channel.sock.send(data)
-        left = deadline - time.monotonic()
-        if sent == len(data) and left > 0.9 * timeout_s:
-            return
-        view = memoryview(data)
-        try:
-            while sent < len(view):
-                self._wait_at_most(deadline - time.monotonic())
-                sent += self._channel.sock.send(view[sent:])
-            self._wait_at_most(deadline - time.monotonic())
-        except TimeoutError:
-            self._shut()
-            raise
-
-    def _wait_at_most(self, seconds: float) -> None:
-        """How long the next call to the socket may wait; one that is set already is not set again."""
-        if seconds <= 0:
-            raise TimeoutError
-        if seconds != self._timeout_s:
-            self._channel.sock.settimeout(seconds)
-            self._timeout_s = seconds
+    def _wait_for_replies(self, deadline: float) -> None:
+        """Until something can be read. Raises TimeoutError."""
+        if not self._vigil.wait(self._has_come):
+            _wait(self._readable, deadline)
 
     def _shut(self) -> None:
         self._closed = True

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-AWAKE_S = 0.0002
+AWAKE_S = 0.0004
 """How long a wait stays awake, where nobody says otherwise."""
 ASLEEP_MAX = 63
 
@@ -39,16 +39,17 @@ class Vigil:
         self._after_vain = 0 if in_time else min(2 * self._after_vain + 1, ASLEEP_MAX)
         self._asleep = self._after_vain
 
-    def wait(self, ready: Callable[[], object]) -> None:
-        """Poll until it is ready, if this wait stays awake, and no longer than it may."""
+    def wait(self, ready: Callable[[], object]) -> bool:
+        """Poll until it is ready, if this wait stays awake, and no longer than it may. Whether it is known to be ready."""
         if not self.begins():
-            return
+            return False
         until_s = self.now() + self.awake_s
         while not ready():
             if self.now() >= until_s:
                 self.ended(in_time=False)
-                return
+                return False
         self.ended(in_time=True)
+        return True
 
 
 class LoopVigil:
