@@ -22,7 +22,7 @@ def awake_of(vigil: Vigil, waits: int, *, comes: bool) -> int:
     """How many of so many waits polled at all."""
     polled = 0
     for _ in range(waits):
-        looks = []
+        looks: list[bool] = []
 
         def ready(looks: list[bool] = looks) -> bool:
             looks.append(True)
