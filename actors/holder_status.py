@@ -6,7 +6,12 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..fabric.arena import SlotState
+from ..fabric.books import Books
 from ..fabric.invariants import slots_lost
+from ..fabric.lifecycle import State
 
 if TYPE_CHECKING:
     from .holder import Holder
@@ -41,10 +46,10 @@ def holder_status(holder: Holder) -> dict[str, Any]:
         "bypassed": ctx.bypassed,
         "pools": pools,
         "leases": len(ctx.leases.live),
-        "pinned_slots": sum(1 for obj in ctx.books.owner if obj is not None and obj.pins),
+        "pinned_slots": int(np.count_nonzero(ctx.books.pins)),
         "faults": holder.faults_waiting(),
         "slots_lost": slots_lost(ctx.books) + holder.core.disk.host.pools.lost(),
-        "quarantined_slots": sum(1 for obj in ctx.books.owner if obj is not None and obj.state.value == "quarantined"),
+        "quarantined_slots": _quarantined(ctx.books),
         "attempts": len(holder.core.stores.attempts),
         "requests_refused": holder.requests_refused,
         "host_memory": _host_status(holder),
@@ -57,6 +62,12 @@ def holder_status(holder: Holder) -> dict[str, Any]:
         "costs": None if ctx.planning is None else ctx.planning.known(),
         "placed_copies": {"prefixes": len(holder.core.copies.copies), "bytes": holder.core.copies.placed_bytes},
     }
+
+
+def _quarantined(books: Books) -> int:
+    """Slots of objects in quarantine: found among those whose headers say so, as those of barred objects do too."""
+    slots = np.flatnonzero(books.arena.states[: len(books.owner)] == SlotState.QUARANTINED).tolist()
+    return sum((obj := books.owner[slot]) is not None and obj.state is State.QUARANTINED for slot in slots)
 
 
 def _disk_status(holder: Holder) -> dict[str, Any] | None:
@@ -86,7 +97,7 @@ def _host_status(holder: Holder) -> dict[str, Any] | None:
     ]
     return {
         "pools": pools,
-        "objects": len(host.pools.copies()),
+        "objects": sum(len(pool.standing) for pool in host.pools.pools.values()),
         "moving": host.at_work,
         "bytes_per_s": round(holder.core.disk.host_rate.bytes_per_s),
     }

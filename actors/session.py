@@ -154,6 +154,7 @@ class Session(Storing):
     def audited(self, tokens: Any, lease: Lease, outcome: str, **key: Any) -> Reason | None:
         """Tell what an audit found, before the lease is released: ``equal``, ``close`` (within the stated tolerance where
         the chunk schedule differs) or ``mismatch``, which bars the prompt's chain everywhere until it is stored anew.
+        ``late``: nothing was compared in time; so counts all but a mismatch that is told after the lease has ended.
 
         Why it was not counted, if not. Raises FabricError for another word, Unavailable where the fabric cannot be told.
         """

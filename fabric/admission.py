@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .objects import Obj
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 PRIORITY_MAX = 16
 """Priorities lie in -PRIORITY_MAX..PRIORITY_MAX, so that ageing overtakes any of them in bounded time."""
@@ -132,6 +134,7 @@ class AdmissionBook:
         self.restores: Counter[str] = Counter()
         """Requests that wait for a tier, by tenant."""
         self._scopes: dict[tuple[int, str], Scope] = {}
+        self._recounts: list[Recount] = []
         self._bytes = [spec.block_bytes for spec in model.groups]
 
     def scopes(self, kind: ObjectKind, tenant: str) -> Iterator[Scope]:
@@ -216,9 +219,11 @@ class AdmissionBook:
     # --- charging ------------------------------------------------------------------------------
 
     def charge(self, obj: Obj) -> None:
-        """The object took a slot."""
+        """The object took its slot."""
         if not self.limits:
             return
+        for recount in self._recounts:
+            recount.changed(obj, 1)
         for scope in self.scopes(obj.kind, obj.tenant):
             scope.used[obj.kind] += self._bytes[obj.group]
 
@@ -226,6 +231,8 @@ class AdmissionBook:
         """The object's slot is free."""
         if not self.limits:
             return
+        for recount in self._recounts:
+            recount.changed(obj, -1)
         for scope in self.scopes(obj.kind, obj.tenant):
             scope.used[obj.kind] -= self._bytes[obj.group]
         for key in [k for k, s in self._scopes.items() if not s.used_bytes]:
@@ -240,12 +247,20 @@ class AdmissionBook:
 
     # --- checking ------------------------------------------------------------------------------
 
-    def excess(self, owners: Iterable[Obj | None]) -> list[str]:
-        """What is over a limit, or charged otherwise than owned."""
-        if not self.limits:
-            return []
+    @contextmanager
+    def recount(self) -> Iterator[Recount]:
+        """A count of all owners that is told of every slot that changes hands while it lasts."""
+        recount = Recount()
+        self._recounts.append(recount)
+        try:
+            yield recount
+        finally:
+            self._recounts.remove(recount)
+
+    def excess(self, objects: Mapping[tuple[int, str], int]) -> list[str]:
+        """What is over a limit, or charged otherwise than owned; ``objects``: how many, by group and tenant."""
         owned: dict[tuple[int, str], Counter[ObjectKind]] = {}
-        for (group, tenant), count in Counter((obj.group, obj.tenant) for obj in owners if obj is not None).items():
+        for (group, tenant), count in objects.items():
             kind = self.model.groups[group].kind
             for i, limit in enumerate(self.limits):
                 if limit.concerns(kind, tenant):
@@ -274,10 +289,29 @@ class AdmissionBook:
         ]
 
 
-def _count(counts: Counter[str], tenant: str, change: int) -> None:
-    counts[tenant] += change
-    if counts[tenant] <= 0:
-        del counts[tenant]
+class Recount:
+    """How many objects own slots, by group and tenant, slice by slice: what changes behind its place is followed."""
+
+    def __init__(self) -> None:
+        self.owned: Counter[tuple[int, str]] = Counter()
+        self._place = 0
+        """Slots below are counted."""
+
+    def look(self, owners: Sequence[Obj | None], part: range) -> None:
+        """Count the slots of a part, which begins where the one before ended."""
+        self.owned.update((o.group, o.tenant) for o in owners[part.start : part.stop] if o is not None)
+        self._place = part.stop
+
+    def changed(self, obj: Obj, change: int) -> None:
+        """The object took its slot (+1), or gives it up (-1)."""
+        if obj.slot < self._place:
+            _count(self.owned, (obj.group, obj.tenant), change)
+
+
+def _count(counts: Counter[K], key: K, change: int) -> None:
+    counts[key] += change
+    if counts[key] <= 0:
+        del counts[key]
 
 
 class WaitingLine(Generic[T]):

@@ -16,6 +16,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .arena import Arena, SlotState
 from .lifecycle import State
 from .objects import Obj
@@ -41,6 +43,34 @@ class HostPool:
     @property
     def used(self) -> int:
         return self.slots - len(self.free)
+
+    def has(self, slot: int) -> bool:
+        """Whether it is a slot of this pool."""
+        return self.first <= slot < self.first + self.slots
+
+    def miscounted(self) -> list[str]:
+        """What the pool as a whole says of itself and is not so: each slot is in one of four states, once."""
+        parts = (self.free, self.standing, self.filling, self.leaving)
+        slots = np.concatenate([np.fromiter(part, np.int64, len(part)) for part in parts]) - self.first
+        mine = slots[(slots >= 0) & (slots < self.slots)]
+        counted = np.bincount(mine, minlength=self.slots)
+        name = f"host pool of slots {self.first} to {self.first + self.slots}"
+        found = [f"{name}: another pool's slot is counted here"] if len(mine) < len(slots) else []
+        found += [f"{name}: slot {self.first + i} is lost" for i in np.flatnonzero(counted == 0).tolist()]
+        return found + [f"{name}: slot {self.first + i} counts twice" for i in np.flatnonzero(counted > 1).tolist()]
+
+    def astray(self, group: int, shard: int, part: range) -> list[str]:
+        """Slots of a part of the pool that hold a copy which is not theirs to hold."""
+        found = []
+        for slot in part:
+            obj = self.standing.get(slot)
+            if obj is None:
+                continue
+            if obj.below != slot or not obj.visible:
+                found.append(f"host slot {slot} is a copy of what does not have it")
+            if (obj.group, obj.shard) != (group, shard):
+                found.append(f"host slot {slot} of {group}/{shard} holds an object of {obj.group}/{obj.shard}")
+        return found
 
 
 class HostPools:
@@ -171,24 +201,9 @@ class HostPools:
 
     # --- books ---------------------------------------------------------------------------------
 
-    def faults(self) -> list[str]:
-        """What these pools say of themselves and is not so; empty when all is well."""
-        found = []
-        for (group, shard), pool in self.pools.items():
-            name = f"host pool {group}/{shard}"
-            parts = [set(pool.free), set(pool.standing), pool.filling, pool.leaving]
-            if len(parts[0]) != len(pool.free):
-                found.append(f"{name}: a slot is free twice")
-            if set().union(*parts) != set(range(pool.first, pool.first + pool.slots)):
-                found.append(f"{name}: a slot is lost, or another pool's")
-            if sum(map(len, parts)) != pool.slots:
-                found.append(f"{name}: a slot counts twice")
-            for slot, obj in pool.standing.items():
-                if obj.below != slot or not obj.visible:
-                    found.append(f"{name}: slot {slot} is a copy of what does not have it")
-                if (obj.group, obj.shard) != (group, shard):
-                    found.append(f"{name}: slot {slot} holds an object of {obj.group}/{obj.shard}")
-        return found
+    def at(self, slot: int) -> Obj | None:
+        """Whose standing copy lies in a slot; None: nobody's, or no slot of these pools."""
+        return next((pool.standing.get(slot) for pool in self.pools.values() if pool.has(slot)), None)
 
     def copies(self) -> dict[int, Obj]:
         """Every standing copy, by slot."""

@@ -8,23 +8,22 @@ holds or a transfer still fills goes when that ends: ``left`` counts it, and who
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TypeVar
 
 from .arena import Memory, SlotState
-from .context import HolderContext
+from .context import LIFE_SHIFT, HolderContext
 from .disk import DiskDesk
 from .effects import DeleteExtent
 from .kinds import Reason
 from .leases import LeaseRecord
 from .messages import Audited, Done, Purge, Purged
 from .objects import Obj, split
+from .slices import sliced
 from .stores import StoreDesk
 from .tally import AuditOutcome
 
 Release = Callable[[int], None]
 Pass = Generator[None, None, Purged]
 """A pass over all that a holder has, in slices: whoever drives it lets requests in between."""
-T = TypeVar("T")
 SLICE_OBJECTS = 256
 
 
@@ -64,11 +63,11 @@ class PurgeDesk:
             yield
         extents = self._delete_extents(message, matches)
         self.disk.forget_dropped()
-        for held in _sliced(pinned):
+        for held in sliced(pinned, SLICE_OBJECTS):
             self._zero(held)
             yield
         left = 0
-        for owned in _sliced(list(self.ctx.books.owner)):
+        for owned in sliced(list(self.ctx.books.owner), SLICE_OBJECTS):
             left += sum(matches(obj) for obj in owned if obj is not None)
             yield
         for found in self._slices(matches):
@@ -79,7 +78,7 @@ class PurgeDesk:
     def _slices(self, matches: Callable[[Obj], bool]) -> Iterator[list[Obj]]:
         """What is visible as this begins, and still is and matches as its slice comes."""
         for table in self.ctx.books.table.values():
-            for some in _sliced(list(table.values())):
+            for some in sliced(list(table.values()), SLICE_OBJECTS):
                 yield [obj for obj in some if obj.visible and matches(obj)]
 
     def _end_leases(self, matches: Callable[[Obj], bool]) -> Iterator[int]:
@@ -142,14 +141,19 @@ class PurgeDesk:
         return Purged(message.request, self.ctx.config.holder, objects, nbytes, 0, leases, 0)
 
     def audited(self, client: str, message: Audited) -> None:
-        """Count it; a mismatch bars what was leased, here and at once. Other holders' copies are the supervisor's to bar."""
-        record = self.ctx.leases.live.get(message.lease)
-        if record is None:
-            self.ctx.send(client, Done(message.request, Reason.LEASE_EXPIRED, ""))
+        """Count it; a mismatch bars what was leased, here and at once. Other holders' copies are the supervisor's to bar,
+        and so are this one's where the lease has ended: what its slots hold by then is another matter.
+        """
+        leases = self.ctx.leases
+        record = leases.live.get(message.lease)
+        if record is None and not self.ctx.incarnation << LIFE_SHIFT < message.lease <= leases.fence:
+            self.ctx.send(client, Done(message.request, Reason.LEASE_EXPIRED, "no lease of this holder's life"))
             return
         outcome = AuditOutcome(message.outcome)
+        if record is None and outcome is not AuditOutcome.MISMATCH:
+            outcome = AuditOutcome.LATE
         self.ctx.tally.audits[outcome] += 1
-        if outcome is AuditOutcome.MISMATCH:
+        if record is not None and outcome is AuditOutcome.MISMATCH:
             for obj in list(self._leased(record)):
                 if obj.visible:
                     self.ctx.books.bar(obj, Reason.QUARANTINED)
@@ -167,8 +171,3 @@ def _matcher(message: Purge) -> Callable[[Obj], bool]:
         )
 
     return matches
-
-
-def _sliced(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for begin in range(0, len(items), SLICE_OBJECTS):
-        yield items[begin : begin + SLICE_OBJECTS]

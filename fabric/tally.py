@@ -55,6 +55,8 @@ class AuditOutcome(StrEnum):
     EQUAL = "equal"
     CLOSE = "close"
     MISMATCH = "mismatch"
+    LATE = "late"
+    """Told after the lease had ended, or nothing was recomputed in time: nothing is known. A mismatch told late is one."""
 
 
 class Tally:

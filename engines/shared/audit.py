@@ -7,7 +7,8 @@ An engine that loads blocks never sees what it would have computed. So of a leas
     close     floating-point numbers whose difference is small against them (another chunk schedule rounds otherwise)
     mismatch  anything else: the fabric bars these blocks until they are stored anew
 
-The audit ends with its last block, when too little came in ``AUDIT_S``, or with the session; what was compared counts.
+The audit ends with its last block, when too little came in ``AUDIT_S``, or with the session; what was compared counts,
+and where nothing was, the audit counts as ``late``.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class Audit:
     until_s: float = 0.0
 
     @property
-    def outcome(self) -> AuditOutcome | None:
-        """The worst of what was compared; None where nothing was."""
-        return next((outcome for outcome in _WORST_FIRST if outcome in self.found), None)
+    def outcome(self) -> AuditOutcome:
+        """The worst of what was compared; late where nothing was."""
+        return next((outcome for outcome in _WORST_FIRST if outcome in self.found), AuditOutcome.LATE)
 
 
 class Audits:
@@ -131,8 +132,7 @@ class Audits:
     def _end(self, audit: Audit) -> None:
         outcome = audit.outcome
         try:
-            if outcome is not None:
-                self._session.audited(audit.keys, audit.lease, outcome)
+            self._session.audited(audit.keys, audit.lease, outcome)
         except FabricError as error:
             logger.warning("an audit that found %s could not be told: %s", outcome, error)
         finally:

@@ -109,6 +109,10 @@ def test_an_audited_block_is_withheld_computed_and_judged(
         due[0] = False
         assert blocks.load(mine, into).done == [0, 1, 2]
         assert np.array_equal(into, computed if outcome == "mismatch" else rows), "what proved wrong is replaced"
+        due[0] = True
+        assert blocks.load(mine, into).done == []
+        blocks.close()
+        assert told == [outcome, "late"], "nothing was computed anew"
 
 
 def test_an_engine_with_blocks_of_another_size_is_told_what_to_launch(named: Fabric) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from kvfabric.fabric import invariants
 from kvfabric.fabric.admission import ByteLimit
 from kvfabric.fabric.holder import HolderCore
-from kvfabric.fabric.invariants import INVARIANTS, accounting, check
+from kvfabric.fabric.invariants import INVARIANTS, accounting, check, check_in_slices
 from kvfabric.fabric.kinds import Layer, Reason
 from kvfabric.fabric.lifecycle import State
-from kvfabric.fabric.messages import StoreAbort
+from kvfabric.fabric.messages import StoreAbort, StoreQuiet
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.validation import Verdict
 
@@ -211,3 +212,44 @@ def test_every_invariant_of_the_design_is_there_and_each_has_a_misdeed() -> None
 def test_a_lost_slot_is_counted(core: HolderCore) -> None:
     _lose_a_slot(core)
     assert accounting(core).lost == 1
+
+
+def _request(world: Holders, turn: int) -> None:
+    """One of the things that clients ask for, in turn; some evict, some are refused."""
+    tokens = range(1000 * (turn % 9), 1000 * (turn % 9) + 17)
+    match turn % 5:
+        case 0 | 1:
+            world.store("n0", tokens)
+        case 2:
+            world.acquire("n0", tokens, lease_s=1.0)
+        case 3:
+            begun = world.begin("n0", world.keys(tokens))
+            world.ask("n0", StoreAbort(f"a{turn}", begun.attempt))
+        case _:
+            for attempt in list(world.cores["n0"].stores.aborted):
+                world.ask("n0", StoreQuiet(f"q{turn}", attempt))
+            world.pass_time(0.5)
+
+
+@pytest.mark.parametrize("misdeed", [None, _lose_a_slot], ids=["all is well", "a slot is lost"])
+def test_what_happens_between_slices_is_no_violation_and_what_is_one_is_found_all_the_same(
+    misdeed: Callable[[HolderCore], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariants, "SLICE_SLOTS", 3)
+    monkeypatch.setattr(invariants, "SLICE_LEASES", 1)
+    world = Holders(MODEL, {"n0": (0,)}, slots=24, limits=(ByteLimit(1 << 20, each_tenant=True),))
+    core = world.cores["n0"]
+    if misdeed is not None:
+        misdeed(core)
+    found, turn = [], 0
+    for _ in range(8):
+        for violation in check_in_slices(core):
+            if violation is not None:
+                found.append(violation.invariant)
+            else:
+                _request(world, turn)
+                turn += 1
+    assert turn > 400
+    assert core.ctx.books.victims > 100, "many made room for others"
+    assert core.ctx.leases.fence > 100
+    assert set(found) == (set() if misdeed is None else {"nothing_is_lost"})

@@ -155,3 +155,15 @@ def test_an_audit_is_counted_and_only_a_mismatch_bars_what_was_leased(outcome: s
     again = one.acquire(range(70))
     assert (again.status is Status.FULL_HIT) == (outcome != "mismatch")
     assert one.ask(Audited(one.name(), 12345, outcome)).refused is Reason.LEASE_EXPIRED
+
+
+@pytest.mark.parametrize(("told", "counted"), [("equal", "late"), ("late", "late"), ("mismatch", "mismatch")])
+def test_an_audit_that_outlasts_its_lease_counts_as_late_unless_it_found_a_mismatch(told: str, counted: str) -> None:
+    one = OneHolder(MODEL)
+    one.store(range(70))
+    grant = one.granted(range(70), lease_s=1.0)
+    one.pass_time(5.0)
+    assert not one.core.ctx.leases.live
+    assert one.ask(Audited(one.name(), grant.lease, told)).refused is None
+    assert {p.labels: p.value for p in collect(one.core) if p.name == "kvfabric_audits_total"} == {(counted,): 1}
+    assert one.acquire(range(70)).status is Status.FULL_HIT, "what its slots hold by then is the supervisor's to bar"
