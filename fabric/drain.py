@@ -5,8 +5,9 @@
                 -> WAITING  all moved or refused; leases run out
                 -> DONE     at the deadline at the latest: what is left is dropped, leases are cut, the report told
 
-What lies on the node's disk alone is dropped with it: with a store that all nodes share (G4) the drain waits until
-what is on its way there has arrived, and counts what the store has as elsewhere. What was moved makes room here first. A batch is as large as what is measured to go within BATCH_S, and none
+What was moved makes room here first: into it comes, once all that was in memory is on its way, what lies below memory
+and nowhere else, the last used first, and is moved likewise. With a store that all nodes share (G4) the drain waits until
+what is on its way there has arrived, and counts what the store has as elsewhere. A batch is as large as what is measured to go within BATCH_S, and none
 is begun that would not be over by the deadline: half a batch is worth nothing.
 """
 
@@ -14,15 +15,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby
 
+from .candidates import COMING_BYTES_MAX, COMING_OBJECTS_MAX, IN_MEMORY, Below, Candidate, Key, Sum, key_of
 from .context import HolderContext
 from .events import runs_of
 from .ladder import entry_of
-from .lifecycle import State
-from .messages import CopiesFound, CopiesLookup, Drain, Drained, DrainTally, DrainTarget, Offer, Offered, Taken
+from .messages import CopiesFound, CopiesLookup, Drain, Drained, DrainTarget, Offer, Offered, Taken
 from .objects import Obj
 from .passport import Abi
 from .segments import Router
@@ -45,10 +46,6 @@ RATE_LANDINGS = 8
 
 WORTHS_TOLD_MAX = 1 << 16
 
-IN_MEMORY = frozenset({State.SEALED, State.DEMOTING})
-
-Key = tuple[int, int, bytes]
-
 
 class Stage(StrEnum):
     """Where a drain is."""
@@ -61,26 +58,6 @@ class Stage(StrEnum):
 
 
 @dataclass(slots=True)
-class Candidate:
-    """One object that might be moved."""
-
-    obj: Obj
-    worth: float
-    tries: int = 0
-    full: set[str] = field(default_factory=set)
-    """Holders that had no room for it."""
-
-    @property
-    def key(self) -> Key:
-        return self.obj.group, self.obj.shard, self.obj.digest
-
-    @property
-    def there(self) -> bool:
-        """Whether it is still this very object, in memory."""
-        return self.obj.visible and self.obj.state in IN_MEMORY and self.obj.bad is None
-
-
-@dataclass(slots=True)
 class Batch:
     """What one holder was offered and has not answered for."""
 
@@ -89,21 +66,6 @@ class Batch:
     size_bytes: int
     since_s: float
     timer: Wake | None = None
-
-
-@dataclass(slots=True)
-class _Sum:
-    objects: int = 0
-    size_bytes: int = 0
-    value: float = 0.0
-
-    def add(self, candidate: Candidate) -> None:
-        self.objects += 1
-        self.size_bytes += candidate.obj.length
-        self.value += candidate.worth * candidate.obj.length
-
-    def tally(self) -> DrainTally:
-        return DrainTally(self.objects, self.size_bytes, self.value)
 
 
 class DrainDesk:
@@ -121,7 +83,8 @@ class DrainDesk:
         self.uploading: Callable[[], bool] = lambda: False
         """Whether something of the disk's is on its way to the store that all nodes share."""
         self.in_store: Callable[[Obj], bool] = lambda _: False
-        self._generation = -1
+        self.below = Below(ctx)
+        self._seen: tuple[int, int, bool] | None = None
         self._began_s = 0.0
         self._targets: tuple[DrainTarget, ...] = ()
         self._leaving: tuple[str, ...] = ()
@@ -133,8 +96,10 @@ class DrainDesk:
         self._batches: dict[str, Batch] = {}
         self._rate: float | None = None
         self._landings: deque[tuple[float, int]] = deque(maxlen=RATE_LANDINGS + 1)
-        self._moved, self._copies, self._dropped = _Sum(), _Sum(), _Sum()
+        self._moved, self._copies, self._dropped = Sum(), Sum(), Sum()
         self._settled: set[Key] = set()
+        """Lined up once."""
+        self._counted: set[Key] = set()
         self._timer: Wake | None = None
 
     # --- begin ---------------------------------------------------------------------------------
@@ -166,6 +131,7 @@ class DrainDesk:
         self.report = None
         self.stage = Stage.ASKING
         self._collect()
+        self.below.line_up()
         self._to_ask.extend(self._lookups())
         wait_s = min(COPIES_WAIT_S, within_s * COPIES_WAIT_SHARE)
         ctx.wake_at(ctx.now + wait_s, self._begin_to_move)
@@ -217,7 +183,7 @@ class DrainDesk:
         """What to ask each directory shard: runs of objects that follow one another, in bounded questions."""
         router: Router = self.ctx.router
         by_shard: dict[str, list[Obj]] = {}
-        for candidate in self._queue:
+        for candidate in chain(self._queue, self.below.queue):
             if candidate.obj.place is not None:
                 by_shard.setdefault(router.owner(candidate.obj.place.anchor), []).append(candidate.obj)
         for shard, objects in by_shard.items():
@@ -270,9 +236,36 @@ class DrainDesk:
             begun = False
             for target in self._targets:
                 begun = self._begin_batch(target) or begun
-        if not self._queue and not self._batches:
+        self._bring()
+        if not self._queue and not self._batches and not self.below.coming:
             self.stage = Stage.WAITING
             self.look()
+
+    def _bring(self) -> None:
+        """While nothing in memory waits: bring up the next of what lies below it, as far as it goes in time."""
+        below, chosen = self.below, list[Candidate]()
+        left_bytes = min(self._bytes_in_time()[1], COMING_BYTES_MAX) - below.coming_bytes
+        while below.queue and not self._queue and len(chosen) + len(below.coming) < COMING_OBJECTS_MAX:
+            candidate = below.queue[0]
+            in_store = self.in_store(candidate.obj)
+            if self.uploading() and not in_store and candidate.obj.below < 0:
+                break  # it may be on its way to the store
+            if candidate.below and not self._count_if_settled(candidate, in_store=in_store):
+                if candidate.obj.length > left_bytes:
+                    break
+                left_bytes -= candidate.obj.length
+                chosen.append(candidate)
+            below.queue.popleft()
+        chosen = below.with_room(chosen)
+        if chosen:
+            self._settled.update(candidate.key for candidate in chosen)
+            below.bring(chosen, self._op, self.deadline_s, self._brought)
+
+    def _brought(self, candidate: Candidate) -> None:
+        """It stands in memory, or could not be read: that is counted at the end."""
+        if candidate.there:
+            self._queue.append(candidate)
+        self._offer()
 
     def _begin_batch(self, target: DrainTarget) -> bool:
         """Offer this target the next that it may take; False where there is nothing for it, or no time."""
@@ -325,16 +318,22 @@ class DrainDesk:
 
     def _settle(self, candidate: Candidate) -> bool:
         """Whether nothing is to be done for it: it is gone, elsewhere already, or nobody has room."""
-        if not candidate.there:
-            return True
-        if candidate.key in self._elsewhere:
-            self._copies.add(candidate)
+        return not candidate.there or self._count_if_settled(candidate)
+
+    def _count_if_settled(self, candidate: Candidate, *, in_store: bool = False) -> bool:
+        """Count what is elsewhere already, or has nobody who would take it."""
+        if in_store or candidate.key in self._elsewhere:
+            self._count(self._copies, candidate)
             self._has_another(candidate)
             return True
         if self._nobody_for(candidate):
-            self._dropped.add(candidate)
+            self._count(self._dropped, candidate)
             return True
         return False
+
+    def _count(self, fate: Sum, candidate: Candidate) -> None:
+        self._counted.add(candidate.key)
+        fate.add(candidate)
 
     @staticmethod
     def _fits(candidate: Candidate, target: DrainTarget) -> bool:
@@ -357,10 +356,10 @@ class DrainDesk:
             bit = 1 << place
             if message.landed & bit:
                 landed_bytes += candidate.obj.length
-                self._moved.add(candidate)
+                self._count(self._moved, candidate)
                 self._has_another(candidate)
             elif message.had & bit:
-                self._copies.add(candidate)
+                self._count(self._copies, candidate)
                 self._has_another(candidate)
             elif message.no_room & bit:
                 candidate.full.add(peer)
@@ -386,7 +385,7 @@ class DrainDesk:
             if candidate.tries < TRIES_MAX and candidate.there and not self._nobody_for(candidate):
                 self._queue.appendleft(candidate)
             elif candidate.there:
-                self._dropped.add(candidate)
+                self._count(self._dropped, candidate)
 
     def _has_another(self, candidate: Candidate) -> None:
         """It may make room here first."""
@@ -417,9 +416,13 @@ class DrainDesk:
         """Over as soon as nothing is left to move or upload, no write is open and the last lease ended."""
         if self.stage is not Stage.WAITING:
             return
-        if self._generation != self.ctx.books.generation:
-            self._generation = self.ctx.books.generation
-            if self._collect():  # a write begun before the drain was committed
+        books = self.ctx.books
+        seen = (books.generation, books.room_gained, self.uploading())
+        if self._seen != seen:
+            self._seen = seen
+            if (
+                self._collect() or self.below.queue
+            ):  # a write begun before was committed; room came, or an upload failed
                 self.stage = Stage.MOVING
                 self._offer()
                 return
@@ -432,7 +435,7 @@ class DrainDesk:
             return
         for candidate in [*self._queue, *(c for b in self._batches.values() for c in b.candidates)]:
             if candidate.there:
-                (self._copies if self.in_store(candidate.obj) else self._dropped).add(candidate)
+                self._count(self._copies if self.in_store(candidate.obj) else self._dropped, candidate)
         for batch in self._batches.values():
             if batch.timer is not None:
                 batch.timer.cancel()
@@ -454,9 +457,10 @@ class DrainDesk:
             self._timer.cancel()
         for table in ctx.books.table.values():
             for obj in table.values():
-                if obj.state not in IN_MEMORY and obj.bad is None:
+                if obj.state not in IN_MEMORY and obj.bad is None and key_of(obj) not in self._counted:
                     # The disk goes with the node; what the store has too is served by every other one.
-                    (self._copies if self.in_store(obj) else self._dropped).add(Candidate(obj, 0.0))
+                    elsewhere = self.in_store(obj) or key_of(obj) in self._elsewhere
+                    self._count(self._copies if elsewhere else self._dropped, Candidate(obj, 0.0))
         self.report = Drained(
             self.number,
             ctx.incarnation,

@@ -8,7 +8,7 @@ sizes count where it told them, else what the extent can take at most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .kinds import ObjectKind, Tier
@@ -126,6 +126,11 @@ class ExtentBook:
         extent = self._extents.get(number)
         if extent is not None:
             extent.last_use_s = now
+
+    def last_used(self) -> Iterator[Obj]:
+        """What extents serve, extent by extent: the last used first, within one by position."""
+        for _, extent in sorted(self._extents.items(), key=lambda item: (-item[1].last_use_s, item[0])):
+            yield from sorted(extent.live.values(), key=lambda obj: obj.position)
 
     def taken_over(self, obj: Obj) -> None:
         """Another object has this one's entry from here on: of the same key and length."""

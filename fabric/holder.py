@@ -7,9 +7,11 @@ directory and lets those in line for room try again, after every step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from .arena import Arena
+from .candidates import last_used
 from .context import HolderConfig, HolderContext
 from .copies import CopyDesk, Placement
 from .disk import DiskDesk
@@ -161,6 +163,7 @@ class HolderCore:
         self.drain.writing = lambda: bool(self.stores.attempts)
         self.drain.uploading = lambda: self.disk.remote.uploading > 0
         self.drain.in_store = self.disk.in_store
+        self.drain.below.find, self.drain.below.restore = partial(last_used, self.disk), self.disk.restore
         self.sampler = Sampler(self.ctx, self.disk)
         self.flow = Flow(config.move_bytes_per_s, arena.layout, self.disk.extents.file_bytes)
         self._flow_due_s: float | None = None

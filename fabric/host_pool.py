@@ -192,6 +192,13 @@ class HostPools:
             if obj.below == slot and not self._readers[slot] and obj.state is not State.RESTORING:
                 yield slot
 
+    def last_used(self) -> Iterator[tuple[Obj, float]]:
+        """Every standing copy, the last used first, and what its object was worth when it was copied; 0 where that is not known."""
+        slots = sorted(
+            (slot for pool in self.pools.values() for slot in pool.standing), key=lambda slot: -self.used_at[slot]
+        )
+        yield from ((self.pool_of(slot).standing[slot], self.worth.get(slot, 0.0)) for slot in slots)
+
     def busy(self, key: Key) -> bool:
         """Whether a slot of this pool will be free or idle without anything being asked for it."""
         pool = self.pools[key]

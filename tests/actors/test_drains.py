@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ NODES = ("kvfabric_node_0", "kvfabric_node_1")
 
 
 @pytest.fixture
-def small(fabric: Fabric) -> Iterator[Fabric]:
-    """A fabric of its own on the cluster's two nodes."""
+def small(fabric: Fabric, tmp_path: Path) -> Iterator[Fabric]:
+    """A fabric of its own on the cluster's two nodes, with a disk each."""
     del fabric
-    with kvfabric.launch(spec(memory_bytes=1 << 20, node_resource=NODES), name="small") as running:
+    disk = {"path": str(tmp_path / "disk"), "free_floor_bytes": 0}
+    with kvfabric.launch(spec(memory_bytes=1 << 20, node_resource=NODES, disk=disk), name="small") as running:
         yield running
 
 
@@ -34,8 +36,13 @@ def test_a_drained_nodes_state_is_served_by_another_and_its_leases_are_cut_at_th
 ) -> None:
     here = small.info().node
     with kvfabric.connect("small") as session:
-        tokens = prompt("drained")
-        assert session.publish(tokens, objects(session.model, tokens)).ok
+        tokens, parked = prompt("drained"), prompt("drained, on disk")
+        for mine in (tokens, parked):
+            assert session.publish(mine, objects(session.model, mine)).ok
+        last = session.acquire(parked).lease
+        assert last is not None
+        session.park(last)
+        eventually(lambda: session.probe(parked).status, lambda status: status is Status.PENDING)
         lease = session.acquire(tokens).lease
         assert lease is not None
         with pytest.raises(FabricError, match="0 nodes of the cluster"):
@@ -60,6 +67,7 @@ def test_a_drained_nodes_state_is_served_by_another_and_its_leases_are_cut_at_th
         if holder["node"] == here:
             os.kill(holder["pid"], signal.SIGKILL)
     assert away.do(resumed, tokens, "small") == (Status.FULL_HIT, 64, [])
+    assert away.do(resumed, parked, "small") == (Status.FULL_HIT, 64, []), "what lay on its disk alone"
     eventually(small.status, lambda status: len(status["holders"]) == 1)
 
 

@@ -218,6 +218,76 @@ def test_what_lies_on_the_nodes_disk_alone_is_dropped_unless_the_store_of_all_no
     assert (told.elsewhere.objects, told.dropped.objects) == ((objects, 0) if arrives else (0, objects))
 
 
+def swapped_out(holders: Holders, holder: str, *tokens: range) -> None:
+    for one in tokens:
+        told = holders.ask(holder, SwapOut(holders.name(), holders.everything(holders.keys(one), holder)))
+        assert told.refused is None
+        holders.pass_time(1.0)
+
+
+def test_what_lies_on_the_nodes_disk_alone_is_brought_up_and_moved_too_however_small_its_memory() -> None:
+    holders = bed()
+    holders.slots = BLOCKS + 1
+    holders.start("a")
+    prompts = [chain(number) for number in range(6)]
+    for number, tokens in enumerate(prompts):
+        holders.store("a", tokens, seed=number)
+        if number < 5:
+            swapped_out(holders, "a", tokens)
+    drain(holders, "a", "b")
+    holders.pass_time(2.0)
+    told = report(holders, "a")
+    assert told is not None
+    objects = 6 * 2 * BLOCKS
+    assert (told.moved.objects, told.moved.size_bytes, told.dropped.objects) == (objects, objects * BLOCK_BYTES, 0)
+    assert check(holders.cores["a"]) == []
+    del holders.cores["a"]
+    for number, tokens in enumerate(prompts):
+        grant = holders.granted("b", tokens)
+        assert grant.tokens == 4 * BLOCKS
+        slot = int(np.frombuffer(grant.parts[0].slots[0].slots, "<u4")[0])
+        assert holders.arenas["b"].payload(slot)[0] == number * 31 % 251
+
+
+def test_over_a_slow_link_what_is_in_memory_moves_first_then_of_the_disk_what_was_used_last() -> None:
+    holders = SlowLink(MODEL, dict.fromkeys("ab", (0,)), slots=512)
+    for number in range(12):
+        holders.store("a", chain(number))
+    swapped_out(holders, "a", *map(chain, range(8)))
+    within_s = 8.0  # room for 80 of the 96 objects
+    drain(holders, "a", "b", within_s=within_s)
+    holders.pass_time(within_s + 2.0)
+    told = report(holders, "a")
+    assert told is not None
+    fits = int(within_s * holders.bytes_per_s) // BLOCK_BYTES
+    assert 0.9 * fits <= told.moved.objects <= fits
+    assert told.moved.objects + told.dropped.objects == 12 * 2 * BLOCKS
+    kept = [held(holders, "b", chain(number)) for number in range(12)]
+    assert kept[8:] == [2 * BLOCKS] * 4, "what is in memory"
+    assert kept[:8] == sorted(kept[:8]), "of the disk, the later the better"
+    assert kept[0] == 0
+
+
+def test_what_another_holder_has_is_not_brought_up_and_what_cannot_be_read_is_dropped_with_a_count() -> None:
+    holders = bed("abc")
+    for number in range(3):
+        holders.store("a", chain(number))
+    assert holders.granted("c", chain(0)).tokens == 4 * BLOCKS
+    swapped_out(holders, "a", *map(chain, range(3)))
+    second = sorted(holders.disks["a"])[1]
+    holders.disks["a"][second] = [(entry, b"?" * len(content)) for entry, content in holders.disks["a"][second]]
+    before = holders.cores["a"].ctx.counters["restored_bytes"]
+    drain(holders, "a", "b")
+    holders.pass_time(12.0)
+    told = report(holders, "a")
+    assert told is not None
+    objects = 2 * BLOCKS
+    assert (told.moved.objects, told.elsewhere.objects) == (objects, objects)
+    assert holders.cores["a"].ctx.counters["restored_bytes"] - before == objects * BLOCK_BYTES
+    assert held(holders, "b", chain(2)) == objects
+    assert held(holders, "b", chain(1)) == 0
+
+
 def test_a_target_that_dies_costs_its_batch_and_another_takes_it() -> None:
     holders = bed("abc")
     for number in range(4):
