@@ -38,6 +38,7 @@ from .clock import MONOTONIC, Clock
 Bytes = npt.NDArray[np.uint8]
 
 TOKEN_SCHEMA = 1
+ANOTHER_VERSION = "open it with the version that made it, or acquire here"
 
 
 class LeaseRefused(FabricError):
@@ -277,17 +278,17 @@ class Lease:
         except (ValueError, TypeError, msgpack.UnpackException):
             raise WireError("not a lease token") from None
         if schema != TOKEN_SCHEMA:
-            raise WireError(f"lease token: schema {schema} found, this version reads {TOKEN_SCHEMA}")
+            raise WireError(f"lease token: schema {schema} found, this version reads {TOKEN_SCHEMA}; {ANOTHER_VERSION}")
         here = node_here()
         if host != host_identity() or (here is not None and here != node):
             raise FabricError("this lease is of another node: ask a session here for one of its own")
         try:
             (spec, _), known = read(ModelSpec, model, "lease token: model"), wire.decode_plain(LeaseGrant, grant)
             places = [wire.decode_plain(Member, raw) for raw in members]
+        except (SpecError, WireError) as error:
+            raise WireError(f"lease token: {error}; {ANOTHER_VERSION}") from None
         except (ValueError, TypeError):
             raise WireError("not a lease token") from None
-        except SpecError as error:
-            raise WireError(str(error)) from None
         clients: dict[str, HolderClient] = {}
         try:
             for member in places:

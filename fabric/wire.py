@@ -133,8 +133,9 @@ def decode_plain(cls: type[T], frame: bytes) -> T:
         schema, number, fields = plain
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise WireError(f"not a {cls.__name__}: {type(error).__name__}") from None
-    if schema not in SCHEMAS_READ or number != 0:
-        raise WireError(f"not a {cls.__name__}: schema {schema!r}, record {number!r}")
+    if number != 0:
+        raise WireError(f"not a {cls.__name__}: record {number!r}")
+    _check(schema)
     begin_frame()
     return typing.cast("T", _codec(cls, schema)[1](fields))
 

@@ -22,12 +22,13 @@ import msgpack
 import pytest
 
 from kvfabric.actors.info import INFO_SCHEMA, FabricInfo
+from kvfabric.actors.lease import TOKEN_SCHEMA, Lease, LeaseRefused
 from kvfabric.actors.mesh import Mesh
 from kvfabric.actors.service import Service
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric import wire
 from kvfabric.fabric.bands import IN_MEMORY
-from kvfabric.fabric.kinds import WireError
+from kvfabric.fabric.kinds import Reason, WireError
 from kvfabric.fabric.messages import (
     EventBatch,
     EventRun,
@@ -36,6 +37,8 @@ from kvfabric.fabric.messages import (
     GrantSeen,
     GrantUntil,
     Lane,
+    LeaseGrant,
+    LeasePart,
     Lookup,
     Member,
     Members,
@@ -45,6 +48,7 @@ from kvfabric.fabric.messages import (
 )
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.passport import Abi
+from kvfabric.fabric.settings import written
 from kvfabric.fabric.supervisor import SUPERVISOR
 from kvfabric.transport.challenge import door_secret
 from kvfabric.transport.control_client import BlockingClient
@@ -220,6 +224,30 @@ def test_what_a_client_is_told_of_a_fabric_is_read_by_the_version_before_too():
     assert len(plain) == 6, "as the version before unpacks it"
     with pytest.raises(WireError, match=rf"schema {INFO_SCHEMA + 1} found, this version reads 1, 2"):
         info.encode(INFO_SCHEMA + 1)
+
+
+def token_of(schema):
+    """A lease's token as a version of this schema would make it, of a holder that is not there any more."""
+    member = Member("holder:x", 1, "n", host_identity(), "unix:@gone", "tcp:h:1", (0,), wire.SCHEMA)
+    grant = LeaseGrant("holder:x", 1, 64, 1.0, bytes(16), (LeasePart("holder:x", 1, 1, ()),))
+    said_in = min(schema, wire.SCHEMA)
+    plain = [wire.encode_plain(record, said_in) for record in (grant, member)]
+    if schema > said_in:
+        plain = [msgpack.packb([schema, *msgpack.unpackb(raw)[1:]]) for raw in plain]
+    return msgpack.packb([TOKEN_SCHEMA, host_identity(), "n", 1e9, plain[0], [plain[1]], written(SPEC.model)])
+
+
+@pytest.mark.parametrize("schema", wire.SCHEMAS_READ)
+def test_a_leases_token_of_the_version_before_is_opened(schema):
+    with pytest.raises(LeaseRefused) as refused:
+        Lease.open(token_of(schema))
+    assert refused.value.reason is Reason.HOLDER_LOST, "it was read, and its holder looked for"
+
+
+def test_a_leases_token_of_the_version_after_is_refused_with_both_numbers_and_what_to_do():
+    told = f"lease token: schema {wire.SCHEMA + 1} found, this version reads 1, 2; .* or acquire here"
+    with pytest.raises(WireError, match=told):
+        Lease.open(token_of(wire.SCHEMA + 1))
 
 
 def test_the_schema_before_stays_as_it_was():
