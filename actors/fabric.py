@@ -32,6 +32,9 @@ from .supervisor import DIRECTORY, Supervisor
 
 logger = logging.getLogger(__name__)
 
+HERE = "auto"
+"""The cluster of this machine, as Ray calls it."""
+
 READY_TIMEOUT_S = 120.0
 BACK_TIMEOUT_S = 20.0
 """How long a supervisor that died is waited for."""
@@ -269,17 +272,27 @@ def connect_ray(address: str = "") -> None:
     """Be connected to that cluster, else to that of RAY_ADDRESS, else to this machine's. Raises Unavailable for none."""
     if ray_api.is_initialized():
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    address = address or os.environ.get("RAY_ADDRESS") or HERE
+    problem = ray_api.unreachable(address)
+    if problem:
+        raise _no_cluster(address, problem)
     try:
         _knock(address)
         ray = ray_api.ray()  # its import sets the level of its own logger
         with ray_api.quiet():
             ray.init(address=address, namespace=ray_api.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ray_api.Unavailable(
-            f"no Ray cluster is reached at {address!r}: start one (`ray start --head`), or name it (RAY_ADDRESS,"
-            f" --address HOST:PORT): {ray_api.reason_of(error)}"
-        ) from None
+        raise _no_cluster(address, ray_api.reason_of(error)) from None
+
+
+def _no_cluster(address: str, problem: str) -> ray_api.Unavailable:
+    if address == HERE:
+        return ray_api.Unavailable(
+            "no Ray cluster runs on this machine: start one (`ray start --head`), or name one (RAY_ADDRESS, --address HOST:PORT)"
+        )
+    return ray_api.Unavailable(
+        f"no Ray cluster is reached at {address!r}: {problem}; HOST:PORT of a cluster's head is expected"
+    )
 
 
 def _knock(address: str) -> None:
@@ -396,8 +409,10 @@ def _supervisor(name: str) -> Any:
     """The supervisor of a fabric on the cluster that this process is connected to. Raises FabricError for none."""
     supervisor = ray_api.find_actor(actor_name(name, SUPERVISOR))
     if supervisor is None:
+        others = ", ".join(sorted(fabrics())) or "none"
         raise ray_api.Unavailable(
-            f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) starts one"
+            f"no fabric {name!r} runs on this cluster: kvfabric.launch(spec, name={name!r}) or `kvfabric up SPEC --fabric {name}`"
+            f" starts one; running: {others}"
         )
     return supervisor
 

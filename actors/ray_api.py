@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ NAMESPACE = "kvfabric"
 KV_NAMESPACE = b"kvfabric"
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0
+REACH_TIMEOUT_S = 5.0
 HEAD = "node:__internal_head__"
 """What the head alone offers."""
 
@@ -190,6 +192,25 @@ def leave() -> None:
     """End this process's connection to the cluster, without noise. The cluster goes on."""
     with quiet():
         ray().shutdown()
+
+
+def unreachable(address: str) -> str:
+    """Why no Ray can be at an address of the form HOST:PORT, as a connection tells within seconds; "" where one may be.
+
+    Ray itself tries for minutes, and writes lines of its own meanwhile.
+    """
+    if "://" in address:
+        return "kvfabric runs on a node of the cluster; from elsewhere: ray job submit --address http://HOST:8265 -- kvfabric ..."
+    if address == "local":
+        return "Ray would start a cluster that ends with this process"
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return ""
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 def reason_of(error: BaseException) -> str:
