@@ -350,7 +350,8 @@ def _within(slots: Slots, count: int) -> Slots:
 
 def _used(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """By header: whether somebody owns the slot."""
-    return (states != SlotState.FREE) & (states != SlotState.ELSEWHERE)
+    used: npt.NDArray[np.bool_] = (states != SlotState.FREE) & (states != SlotState.ELSEWHERE)
+    return used
 
 
 def _live(core: HolderCore) -> Iterator[LeaseRecord | None]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from .candidates import Candidate
 from .context import HolderContext
-from .drain import BATCH_BYTES_MAX, BATCH_OBJECTS_MAX, Candidate, DrainDesk
+from .drain import BATCH_BYTES_MAX, BATCH_OBJECTS_MAX, DrainDesk
 from .ladder import entry_of
 from .messages import Offer, Offered, Taken, Warm
 from .passport import Abi
