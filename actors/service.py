@@ -34,7 +34,7 @@ from ..fabric.messages import (
 )
 from ..fabric.model import ModelSpec
 from ..fabric.repeats import ACQUIRES, ANSWERS, Repeats
-from ..fabric.requests import CLIENT_RECORDS, refusal_of
+from ..fabric.requests import CLIENT_RECORDS, other_request, refusal_of
 from ..fabric.supervisor import SUPERVISOR, is_supervisor_message
 from ..transport.challenge import door_secret, peer_proof
 from ..transport.control_socket import ConnectionInfo, ControlServer, Reply, serve_tcp, serve_unix
@@ -101,9 +101,10 @@ def _in_schema(reply: Reply | Awaitable[Reply], schema: int) -> Reply | Awaitabl
 class _Awaited:
     """The reply that a client's request waits for; a future only where it does not come at once."""
 
-    __slots__ = ("_future", "record")
+    __slots__ = ("_future", "asked", "record")
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Any) -> None:
+        self.asked = asked
         self.record: Any = None
         self._future: asyncio.Future[Any] | None = None
 
@@ -316,7 +317,10 @@ class Service:
         key = (client, name)
         awaited = self._waiting.get(key)
         if awaited is None:
-            awaited = self._waiting[key] = _Awaited()
+            awaited = self._waiting[key] = _Awaited(record)
+        elif awaited.asked != record:
+            self.requests_refused += 1
+            return wire.encode(other_request(name))
         self.steps += 1
         try:
             self.received(client, record)

@@ -26,6 +26,7 @@ from .messages import Done, GraphRegistered, Renewed, ShardMap, StoreBegun
 from .model import ModelSpec
 from .objects import Obj
 from .offers import Planning
+from .requests import other_request
 from .restores import Behalf, RestoreLimit
 from .segments import Router, span_of
 from .series import Histogram
@@ -281,16 +282,23 @@ class HolderContext:
 
 @dataclass(slots=True)
 class Recent:
-    """The last ``size`` answers by request id, so that a retry is answered and not run again."""
+    """The last ``size`` answers by request id, so that a retry is answered and not run again.
+
+    ``asked`` (:func:`~.requests.gist`) tells a retry from another request that bears an id in use: that one gets a
+    Misuse, not the answer to something else.
+    """
 
     size: int
-    _kept: OrderedDict[str, Any] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[str, tuple[Any, Any]] = field(default_factory=OrderedDict)
 
-    def get(self, request: str) -> Any | None:
-        return self._kept.get(request)
+    def get(self, request: str, asked: Any = None) -> Any | None:
+        kept = self._kept.get(request)
+        if kept is None:
+            return None
+        return kept[1] if kept[0] == asked else other_request(request)
 
-    def put(self, request: str, answer: Any) -> None:
-        self._kept[request] = answer
+    def put(self, request: str, answer: Any, asked: Any = None) -> None:
+        self._kept[request] = (asked, answer)
         self._kept.move_to_end(request)
         while len(self._kept) > self.size:
             self._kept.popitem(last=False)

@@ -48,6 +48,7 @@ from .messages import (
 )
 from .parts import PartDesk
 from .planner import View
+from .requests import gist, other_request
 from .room_line import RoomLine, largest_with_room
 from .rules import Resolution, usable_position
 from .segments import Router
@@ -88,11 +89,14 @@ class Leader:
 
     def start(self, client: str, message: Acquire) -> None:
         """Begin, resume or re-answer: one request id is one acquire, however often it is sent."""
-        known = self._recent.get(message.request)
+        asked = gist(message)
+        known = self._recent.get(message.request, asked)
+        running = self.by_request.get(message.request)
+        if known is None and running is not None and gist(running.request) != asked:
+            known = other_request(message.request)
         if known is not None:
             self.ctx.send(client, known)
             return
-        running = self.by_request.get(message.request)
         if running is not None:
             running.client, running.background = client, False
             return
@@ -102,7 +106,7 @@ class Leader:
                 self.ctx.tally.answered(message.prompt.n, answer, answer.tokens)
                 self.ctx.journal.add(Answered(self.ctx.now, message, answer))
                 self.granted(message, answer.tokens)
-            self._recent.put(message.request, answer)
+            self._recent.put(message.request, answer, asked)
             self.ctx.send(client, answer)
             return
         op = self._new_op(client, message)
@@ -740,7 +744,7 @@ class Leader:
             if answer.grant is not None:
                 self.release(answer.grant.lease)
             return
-        self._recent.put(op.request.request, answer)
+        self._recent.put(op.request.request, answer, gist(op.request))
         if op.request.explain:
             answer = explained(op, answer)
         self.ctx.send(op.client, answer)

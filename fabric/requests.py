@@ -25,6 +25,7 @@ from .messages import (
     GraphRegister,
     Lookup,
     Mark,
+    Misuse,
     Objects,
     Park,
     Prompt,
@@ -50,6 +51,30 @@ STRIPS_MAX = 1 << 16
 MARKS_MAX = 64
 
 Check = Callable[[Any, ModelSpec], str | None]
+
+
+def other_request(name: str) -> Misuse:
+    """What a request gets whose id stands for another one."""
+    return Misuse(name, "request: its id was given to another request before: every request needs one of its own")
+
+
+def gist(record: Acquire | StoreBegin | StoreCommit) -> tuple[Any, ...]:
+    """What a request asks for, less its id and how long it may take: equal for a retry, and for nothing else.
+
+    A prompt's last digests stand for all of it: each is over all tokens before.
+    """
+    if isinstance(record, StoreCommit):
+        return (record.attempt, hash(record.checksums))
+    prompt = record.prompt
+    whose = (prompt.namespace, prompt.tenant, prompt.n, *[keys[-DIGEST_BYTES:] for _, keys in prompt.keys])
+    if isinstance(record, Acquire):
+        wanted = (record.abis, record.readers, record.min_tokens, record.probe, record.graph, record.graphs)
+        return (*whose, *wanted, record.explain, record.prefetch, record.replay_tokens)
+    items = [
+        (item.objects.group, item.objects.shard, hash(item.objects.indices), item.revision, item.abi)
+        for item in record.items
+    ]
+    return (*whose, items, record.replace)
 
 
 def refusal_of(record: Any, model: ModelSpec) -> str | None:

@@ -20,6 +20,7 @@ from .kinds import Reason
 from .lifecycle import State
 from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
 from .objects import Obj, slot_run, split
+from .requests import gist
 from .segments import stands_at
 from .wakes import Wake
 
@@ -54,10 +55,11 @@ class StoreDesk:
     # --- begin ---------------------------------------------------------------------------------
 
     def begin(self, client: str, message: StoreBegin) -> None:
-        known = self._recent.get(message.request)
+        asked = gist(message)
+        known = self._recent.get(message.request, asked)
         if known is None:
             known = self._begin(client, message)
-            self._recent.put(message.request, known)
+            self._recent.put(message.request, known, asked)
         self.ctx.send(client, known)
 
     def _begin(self, client: str, message: StoreBegin) -> StoreBegun:
@@ -157,10 +159,11 @@ class StoreDesk:
     # --- commit, abort -------------------------------------------------------------------------
 
     def commit(self, client: str, message: StoreCommit) -> None:
-        known = self._recent.get(message.request)
+        asked = gist(message)
+        known = self._recent.get(message.request, asked)
         if known is None:
             known = self._commit(client, message)
-            self._recent.put(message.request, known)
+            self._recent.put(message.request, known, asked)
         self.ctx.send(client, known)
 
     def _commit(self, client: str, message: StoreCommit) -> Done:

@@ -17,6 +17,7 @@ from kvfabric.actors import ray_api
 from kvfabric.fabric import wire
 from kvfabric.fabric.messages import (
     Acquire,
+    Answer,
     ArenaRequest,
     Done,
     Drop,
@@ -228,6 +229,23 @@ def test_what_only_peers_may_say_is_refused_from_a_client(
 
 def through_handle(fabric: Fabric, frame: bytes) -> Any:
     return wire.decode(ray_api.call(fabric.holder().request.remote(frame)))
+
+
+def test_a_request_whose_id_another_one_bears_gets_no_answer_to_that_one(
+    fabric: Fabric, socket: BlockingClient
+) -> None:
+    address = holders(fabric)[0]["address"]
+    first, other = (
+        wire.encode(
+            acquire(request="twice", readers=(address,), prompt=Prompt(bytes([n]) * 32, bytes(16), "", 70, KEYS))
+        )
+        for n in (1, 2)
+    )
+    told = [wire.decode(reply.payload) for reply in socket.request_many([first, other, first], 5.0)]
+    assert [type(reply) for reply in told] == [Answer, Misuse, Answer]
+    assert told[0] == told[2] == said(socket, first)
+    assert isinstance(said(socket, other), Misuse)
+    assert isinstance(through_handle(fabric, other), Misuse)
 
 
 def test_memory_is_not_handed_out_through_the_handle(fabric: Fabric) -> None:

@@ -269,16 +269,20 @@ class Holders:
         begun = self.begin(holder, self.keys(tokens, tenant), **how)
         return begun if begun.refused is not None else self.commit(holder, begun, seed=seed)
 
-    def acquire(self, holder: str, tokens: Sequence[int], **fields: Any) -> Answer | None:
-        """The answer, or None while the request waits. What nobody answers times out first."""
+    def wanted(self, holder: str, tokens: Sequence[int], **fields: Any) -> Acquire:
+        """The request for a lease."""
         tenant, request = fields.pop("tenant", ""), fields.pop("request", "") or self.name()
         weights = fields.pop("weights", None)
         readers = fields.pop("readers", (holder,) * self.model.shards)
         abis = fields.pop("abis", (ABI,) * len(self.model.groups))
-        patient = fields.pop("patient", False)
         how = {"lease_s": 30.0, "wait_s": None, "min_tokens": 0, "probe": False, **fields}
-        message = Acquire(request, self.prompt(self.keys(tokens, tenant, weights)), abis, readers, **how)
-        answer = self.ask(holder, message)
+        return Acquire(request, self.prompt(self.keys(tokens, tenant, weights)), abis, readers, **how)
+
+    def acquire(self, holder: str, tokens: Sequence[int], **fields: Any) -> Answer | None:
+        """The answer, or None while the request waits. What nobody answers times out first."""
+        patient = fields.pop("patient", False)
+        message = self.wanted(holder, tokens, **fields)
+        request, answer = message.request, self.ask(holder, message)
         if answer is None and not patient:
             self.pass_time(3 * self.cores[holder].ctx.config.request_timeout_s)
             answer = next((r for r in reversed(self.replies) if getattr(r, "request", "") == request), None)

@@ -10,6 +10,7 @@ from kvfabric.fabric.invariants import accounting, check
 from kvfabric.fabric.kinds import Reason
 from kvfabric.fabric.messages import (
     Done,
+    Misuse,
     SetMode,
     SetWeights,
     StoreAbort,
@@ -20,7 +21,7 @@ from kvfabric.fabric.messages import (
 )
 from kvfabric.fabric.model import ModelSpec
 
-from .many_holders import ABI, CLIENT, Holders
+from .many_holders import ABI, CLIENT, DIRECTORY, Holders
 
 MODEL = ModelSpec.load(
     {
@@ -143,6 +144,26 @@ def test_a_repeated_request_is_answered_and_not_run_again(world: Holders) -> Non
     assert done.refused is None
     assert world.ask("n0", StoreCommit("c", begun.attempt, sums)) == done
     world.at_rest()
+
+
+def test_an_id_that_stands_for_another_request_gets_no_answer_to_that_one(world: Holders) -> None:
+    other = range(500, 533)
+    begun = world.begin("n0", world.keys(P), request="same")
+    sums = world.fill("n0", begun)
+    assert isinstance(world.ask("n0", StoreCommit("same", begun.attempt, sums)), Misuse)
+    assert world.ask("n0", StoreCommit("c", begun.attempt, sums)).refused is None
+    assert isinstance(world.ask("n0", StoreCommit("c", begun.attempt, sums[:-1] + b"?")), Misuse)
+    grant = world.granted("n0", P, request="a")
+    for tokens, fields in ((other, {}), (P, {"probe": True}), (P[:-1], {})):
+        assert isinstance(world.ask("n0", world.wanted("n0", tokens, request="a", **fields)), Misuse)
+    retried = world.ask("n0", world.wanted("n0", P, request="a", lease_s=5.0), "client:again")
+    assert (retried.grant.lease, retried.tokens) == (grant.lease, 32)
+    world.hold_back = lambda _, to, __: to == DIRECTORY
+    assert world.ask("n0", world.wanted("n0", other, request="b")) is None
+    assert isinstance(world.ask("n0", world.wanted("n0", P, request="b")), Misuse)
+    assert world.ask("n0", world.wanted("n0", other, request="b")) is None
+    world.pass_time(10.0)
+    assert (world.replies[-1].request, world.replies[-1].tokens) == ("b", 0)
 
 
 def test_a_commit_without_a_checksum_for_each_object_leaves_the_attempt_open(world: Holders) -> None:
