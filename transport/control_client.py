@@ -32,6 +32,7 @@ _READ_BYTES = 64 * 1024
 _INT = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT)
 PENDING_MAX = 1024
+_CROWDED_RETRY_S = 0.005
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -331,7 +332,7 @@ def connect_blocking(endpoint: Endpoint, secret: bytes | None, timeout_s: float)
     sock = _new_socket(endpoint)
     try:
         sock.settimeout(timeout_s)
-        sock.connect(endpoint.sockaddr)
+        _dial(sock, endpoint, time.monotonic() + timeout_s)
         _check_server(sock, endpoint)
         if challenge is not None:
             sock.sendall(challenge.answer(_receive_exactly(sock, GREETING_BYTES)))
@@ -343,6 +344,17 @@ def connect_blocking(endpoint: Endpoint, secret: bytes | None, timeout_s: float)
         sock.close()
         raise ConnectionLost(f"{endpoint}: {error}") from None
     return sock
+
+
+def _dial(sock: socket.socket, endpoint: Endpoint, deadline: float) -> None:
+    """Connect. A Unix socket whose server has not accepted those before says so at once, whatever the time-out."""
+    while True:
+        try:
+            return sock.connect(endpoint.sockaddr)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_CROWDED_RETRY_S)
 
 
 def _receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -379,11 +391,7 @@ class AsyncClient:
     ) -> AsyncClient:
         """Raises ConnectionLost if nobody answers, ChallengeFailed if the other side does not know the secret."""
         where = Endpoint.parse(endpoint)
-        if where.is_unix:
-            # A Unix connect does not wait; only a full backlog would make it.
-            sock = connect_blocking(where, secret, timeout_s)
-        else:
-            sock = await asyncio.to_thread(connect_blocking, where, secret, timeout_s)
+        sock = await asyncio.to_thread(connect_blocking, where, secret, timeout_s)
         return cls(_Channel(sock, where, frame_bytes_max))
 
     async def request(self, payload: bytes, timeout_s: float) -> Answer:

@@ -28,7 +28,7 @@ from typing import TypeAlias, cast
 
 from ..fabric.kinds import ProtocolError, WireError
 from .challenge import ANSWER_BYTES, HANDSHAKE_TIMEOUT_S, ChallengeFailed, ServerChallenge, check_secret
-from .endpoints import Endpoint, listen_unix, peer_credentials, tune_tcp
+from .endpoints import BACKLOG, Endpoint, listen_unix, peer_credentials, tune_tcp
 from .frames import DESCRIPTORS_MAX, FRAME_BYTES_MAX, Frame, FrameDecoder, FrameStatus, encode
 from .loop_share import LoopShare
 from .vigil import LoopVigil
@@ -121,11 +121,11 @@ class ControlServer:
         """Serve on a listening socket, which the server now owns."""
         loop = asyncio.get_running_loop()
         if endpoint.is_unix:
-            self._server = await loop.create_unix_server(self._protocol, sock=sock)
+            self._server = await loop.create_unix_server(self._protocol, sock=sock, backlog=BACKLOG)
             if not endpoint.path.startswith("@"):
                 self._inode = _inode(endpoint.path)
         else:
-            self._server = await loop.create_server(self._protocol, sock=sock)
+            self._server = await loop.create_server(self._protocol, sock=sock, backlog=BACKLOG)
             endpoint = Endpoint(host=endpoint.host, port=sock.getsockname()[1])
         self._endpoint = endpoint
 
@@ -206,7 +206,7 @@ async def serve_tcp(
         handler, secret=check_secret(secret), closed=closed, frame_bytes_max=frame_bytes_max, share=share
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, port), family=family, backlog=128)
+    sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
     await server.start(sock, Endpoint(host=host, port=port))
     return server
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from ..fabric.kinds import SpecError
 
 UNIX_PATH_BYTES_MAX = 107
+BACKLOG = 1024
+"""How many connections may wait to be accepted: all workers of a node at once, while the loop is busy."""
 _CREDENTIALS = struct.Struct("3i")
 
 # A silent peer is given up after about 5 s instead of the kernel's two hours.
@@ -106,7 +108,7 @@ def listen_unix(path: str) -> socket.socket:
             private_directory(Path(path).parent)
             _remove_dead_socket(Path(path))
         sock.bind(endpoint.sockaddr)
-        sock.listen(128)
+        sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise

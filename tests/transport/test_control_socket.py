@@ -150,6 +150,26 @@ def test_a_request_is_answered(endpoint: str) -> None:
         assert client.request(big, 5).payload == b"echo " + big
 
 
+def test_who_connects_while_others_wait_to_be_accepted_waits_as_well(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as crowded:
+        crowded.bind(str(tmp_path / "crowded"))
+        crowded.listen(0)
+        waiting = raw(f"unix:{tmp_path}/crowded")
+        began = time.monotonic()
+        with pytest.raises(ConnectionLost):
+            dial(f"unix:{tmp_path}/crowded", timeout_s=0.3)
+        assert time.monotonic() - began >= 0.3
+
+        def accept() -> None:
+            crowded.accept()[0].close()
+
+        timer = threading.Timer(0.2, accept)
+        timer.start()
+        dial(f"unix:{tmp_path}/crowded").close()
+        timer.join()
+        waiting.close()
+
+
 def test_many_threads_may_look_whether_the_server_is_there(service: Service, unix: str) -> None:
     with contextlib.closing(dial(unix)) as client:
         wrong: list[BaseException] = []
