@@ -8,7 +8,7 @@ One request handler serves both kinds; what the bytes mean is the caller's (msgp
   is called with the same ``ConnectionInfo`` its requests bore.
 * TCP: the client must prove that it knows the cluster's secret before a request is read.
 
-Everything is bounded: frames, requests in flight a connection, connections, unproven connections, the
+Everything is bounded: frames, what is held of unfinished ones, requests in flight a connection, connections, unproven connections, the
 time a client may leave its replies unread. A stranger's bytes cost one refused connection.
 """
 
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT_MAX = 256
 CONNECTIONS_MAX = 4096
 UNPROVEN_MAX = 64
+KEPT_BYTES_MAX = 256 << 20
 UNREAD_TIMEOUT_S = 30.0
 SLICE_S = 0.0005
 """How long a connection that has more requests is served before the loop turns to the others."""
@@ -102,6 +103,8 @@ class ControlServer:
         self.vigil = vigil
         self.counters = ServerCounters()
         self.live: set[_Connection] = set()
+        self.kept_bytes = 0
+        """Of frames that are not whole yet, over all connections."""
         self.buffer = memoryview(bytearray(_READ_BYTES))
         """What any connection reads into: it is taken out of it before the next one reads."""
         self._endpoint = Endpoint()
@@ -219,6 +222,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._decoder = FrameDecoder(server.frame_bytes_max)
+        self._kept_bytes = 0
         self._challenge = ServerChallenge(server.secret) if server.secret is not None else None
         self._answer = bytearray()
         self._waiting: deque[Frame] = deque()
@@ -290,6 +294,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._socket.close()
             self._socket = None
         self._server.live.discard(self)
+        self._server.kept_bytes -= self._kept_bytes
+        self._kept_bytes = 0
         if not self.ended.done():
             self.ended.set_result(None)
         if self._info is not None and self._server.closed is not None:
@@ -315,10 +321,21 @@ class _Connection(asyncio.BufferedProtocol):
         except WireError as error:
             self._refuse(str(error))
             return
+        if self._decoder.kept_bytes != self._kept_bytes and not self._may_keep():
+            return
         self._waiting.extend(frames)
         self._serve_waiting()
         if self._server.vigil is not None:
             self._server.vigil.served()
+
+    def _may_keep(self) -> bool:
+        """Count what is held of this client's unfinished frame; one that brings all of them over their bound is refused."""
+        server = self._server
+        server.kept_bytes += self._decoder.kept_bytes - self._kept_bytes
+        self._kept_bytes = self._decoder.kept_bytes
+        if server.kept_bytes > KEPT_BYTES_MAX:
+            self._refuse(f"more than {KEPT_BYTES_MAX} bytes of unfinished frames")
+        return server.kept_bytes <= KEPT_BYTES_MAX
 
     def _prove(self, data: bytes) -> bytes:
         """Take the client's answer to the challenge; returns what followed it."""

@@ -64,6 +64,11 @@ class FrameDecoder:
         self._kept = bytearray()
         self._needed = HEADER.size
 
+    @property
+    def kept_bytes(self) -> int:
+        """What is held of a frame that is not whole yet."""
+        return len(self._kept)
+
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Frames completed by ``data``, in order."""
         kept = self._kept

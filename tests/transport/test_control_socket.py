@@ -490,6 +490,26 @@ def test_silence_over_tcp_is_not_awaited_for_ever(service: Service, monkeypatch:
         assert client.request(b"x", 5).payload == b"echo x"
 
 
+def test_unfinished_frames_of_all_clients_together_are_bounded(
+    service: Service, unix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_socket, "KEPT_BYTES_MAX", 1_500_000)
+    half = HEADER.pack(700_000, 1, FrameStatus.REQUEST, 0) + bytes(600_000)
+    with dial(unix) as client, contextlib.ExitStack() as stack:
+        vandals = [stack.enter_context(raw(unix)) for _ in range(3)]
+        for vandal in vandals[:2]:
+            vandal.sendall(half)
+        assert client.request(b"x" * 200_000, 5).payload == b"echo " + b"x" * 200_000
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            vandals[2].sendall(half)
+            assert vandals[2].recv(1) == b""
+        assert client.request(b"x", 5).payload == b"echo x"
+        vandals[0].sendall(bytes(100_000))
+        assert vandals[0].recv(1)  # who finishes is answered
+    assert all(service.closings.acquire(timeout=5) for _ in range(4))
+    assert service.servers[0].kept_bytes == 0
+
+
 def test_a_client_that_never_reads_is_dropped(service: Service, unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "UNREAD_TIMEOUT_S", 0.1)
     sock = raw(unix)
