@@ -20,7 +20,8 @@ from .needs import needs, rules_of
 from .objects import split
 from .parts import PartDesk
 from .standing import StandingProofs
-from .validation import Held, HeldRun, Proof, prove
+from .stored_runs import StoredRuns
+from .validation import Held, HeldRun, Proof, SealedRun, prove, prove_stored
 
 
 def longest(model: ModelSpec, n: int) -> int:
@@ -52,6 +53,27 @@ def held_at_hand(model: ModelSpec, books: Books, prompt: Prompt, tokens: int) ->
                 return None
             held[group, shard] = HeldRun(list(chain.from_iterable(ranges)), slots)
     return held
+
+
+def stored_at_hand(
+    model: ModelSpec, stored: StoredRuns, prompt: Prompt, tokens: int
+) -> list[tuple[tuple[int, ...], Sequence[SealedRun]]] | None:
+    """The same as the runs in which it was stored; None where it is not made of such."""
+    chains = dict(prompt.keys)
+    found: list[tuple[tuple[int, ...], Sequence[SealedRun]]] = []
+    for group, ranges in enumerate(needs(model, tokens)):
+        if not ranges:
+            continue
+        chain_of_group, indices = chains.get(model.groups[group].unit_tokens, b""), tuple(chain.from_iterable(ranges))
+        for shard in range(model.shards):
+            runs: list[SealedRun] = []
+            for wanted in ranges:
+                of_range = stored.along(group, shard, chain_of_group, wanted)
+                if of_range is None:
+                    return None
+                runs += of_range
+            found.append((indices, runs))
+    return found
 
 
 def revisions_at_hand(model: ModelSpec, books: Books, held: Held) -> Sequence[int | None]:
@@ -105,6 +127,11 @@ class AtHand:
         alone = message.readers == (ctx.config.holder,) * model.shards
         if not tokens or not alone or model.drop_last_blocks or only_grid_forbids_more(model, prompt.n):
             return None
+        runs = stored_at_hand(model, ctx.stored_runs, prompt, tokens)
+        if runs is not None:
+            stored = prove_stored(model, tokens=tokens, n=prompt.n, abis=message.abis, runs=runs, books=ctx.books)
+            if stored is not None:
+                return stored
         held = held_at_hand(model, ctx.books, prompt, tokens)
         if held is None:
             return None

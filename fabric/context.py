@@ -30,6 +30,7 @@ from .requests import other_request
 from .restores import Behalf, RestoreLimit
 from .segments import Router, span_of
 from .series import Histogram
+from .stored_runs import StoredRuns
 from .tally import Tally
 from .wakes import Wake, Wakes
 from .writing import DiskAdmission
@@ -161,6 +162,8 @@ class HolderContext:
         self.router = Router(config.shard_map or ShardMap(0, (config.directory,)), span_of(model))
         """Which directory shard answers for which part of a chain."""
         self.far_tiers = FarTiers()
+        self.stored_runs = StoredRuns()
+        """What was stored together, for who proves it."""
         self.changes_told = 0
         """Changes of objects handed to the event streams, over this life."""
         self.leases = LeaseBook(self.books)

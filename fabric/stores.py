@@ -186,6 +186,7 @@ class StoreDesk:
         for old in list(ctx.books.find_all(attempt.retire)):
             ctx.books.retire(old)
         ctx.books.install_all(attempt.objects)
+        ctx.stored_runs.stored(ctx.books, attempt.objects)
         ctx.counters["stored_objects"] += len(attempt.objects)
         ctx.journal.happened(ctx.now, "stored", attempt.objects)
         return Done(message.request, None, "", ctx.mark)

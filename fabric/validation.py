@@ -2,7 +2,7 @@
 
 Each layer is a named predicate over the materialised objects of one holder's share and gives a
 :class:`Verdict`. A :class:`Proof` exists only where all four passed, and only :func:`prove` makes
-one; a lease is built from nothing else.
+one, or :func:`prove_stored` of what passed them when it was stored; a lease is built from nothing else.
 
     whole_block    the position lies on the grid, objects are whole
     abi            each record's passport joins the reader's
@@ -28,6 +28,7 @@ from .claims import Claim, Slots
 from .kinds import Form, Layer, ProtocolError, Reason
 from .messages import SlotRun
 from .model import ModelSpec
+from .objects import Obj
 from .passport import Abi, abi_refusal
 from .rules import needs
 
@@ -102,7 +103,7 @@ class ProvenRun:
 
 
 class Proof:
-    """Four passed verdicts and the exact slots they speak of. Only :func:`prove` makes one."""
+    """Four passed verdicts and the exact slots they speak of. Only :func:`prove` and :func:`prove_stored` make one."""
 
     __slots__ = ("_headers", "claim", "parts", "runs", "shards", "tokens", "verdicts")
 
@@ -118,7 +119,7 @@ class Proof:
         headers: bytes,
     ) -> None:
         if mint is not _MINT:
-            raise ProtocolError("a proof is made by prove() alone")
+            raise ProtocolError("a proof is made by prove() or prove_stored() alone")
         self.tokens = tokens
         self.shards = shards
         self.verdicts = verdicts
@@ -222,7 +223,6 @@ def intersection(
 ) -> Verdict:
     """Everything needed at the position is held, sealed at the recorded version, of one revision."""
     books, slots = share.books, share.slots
-    arena = books.arena
     for group, ranges in enumerate(needs(model, tokens)):
         wanted = list(chain.from_iterable(ranges))
         for shard in shards:
@@ -232,8 +232,7 @@ def intersection(
                 if missing:
                     reason = absent_reason(model.groups[group].kind, state=model.groups[group].form is Form.STATE)
                     return Verdict(Layer.INTERSECTION, reason, group, shard, missing[0])
-    good = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == SlotState.SEALED)
-    wrong = share.verdict(Layer.INTERSECTION, Reason.VERSION_CHANGED, good)
+    wrong = share.verdict(Layer.INTERSECTION, Reason.VERSION_CHANGED, _sealed_as_recorded(share))
     if wrong is not None:
         return wrong
     recorded = books.revisions[slots]
@@ -246,6 +245,13 @@ def intersection(
         spec = model.groups[at.group]
         return replace(at, reason=stale_reason(spec.kind, state=spec.form is Form.STATE))
     return Verdict(Layer.INTERSECTION)
+
+
+def _sealed_as_recorded(share: Share) -> Mask:
+    books, slots = share.books, share.slots
+    arena = books.arena
+    same: Mask = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == SlotState.SEALED)
+    return same
 
 
 def alignment(model: ModelSpec, share: Share, digests: dict[int, bytes]) -> Verdict:
@@ -322,18 +328,152 @@ def prove(
             return verdict
         verdicts.append(verdict)
     versions = books.versions[share.slots].tobytes()
-    runs, at = [], 0
-    for group, shard, run in share.runs:
-        end = at + len(run.slots)
-        runs.append(ProvenRun(group, shard, tuple(run.indices), share.slots[at:end], versions[8 * at : 8 * end]))
-        at = end
+    indices = [tuple(run.indices) for _, _, run in share.runs]
     headers = headers_of(books.arena, share.slots)
-    return Proof(
-        _MINT,
-        tokens=tokens,
-        shards=shards,
-        verdicts=tuple(verdicts),
-        runs=tuple(runs),
-        claim=share.claim,
-        headers=headers,
+    return _proven(tokens, shards, tuple(verdicts), share.claim, indices, versions=versions, headers=headers)
+
+
+def _proven(
+    tokens: int,
+    shards: tuple[int, ...],
+    verdicts: tuple[Verdict, ...],
+    claim: Claim,
+    indices: Sequence[tuple[int, ...]],
+    *,
+    versions: bytes,
+    headers: bytes,
+) -> Proof:
+    """The proof of these verdicts. ``indices``: of each pool of the claim; versions and headers: of its slots."""
+    runs, at = [], 0
+    for (group, shard), of_pool in zip(claim.pools, indices, strict=True):
+        end = at + len(of_pool)
+        runs.append(ProvenRun(group, shard, of_pool, claim.slots[at:end], versions[8 * at : 8 * end]))
+        at = end
+    return Proof(_MINT, tokens=tokens, shards=shards, verdicts=verdicts, runs=tuple(runs), claim=claim, headers=headers)
+
+
+# --- what was stored together ------------------------------------------------------------------
+
+
+class SealedRun:
+    """Objects of one group, shard, revision and ABI that were stored in a row, and what was found right then.
+
+    That is all that the layers ask of a slot by itself: sealed at its recorded version, of the length, address and
+    digest that fit. It holds as long as the slots serve under the same headers. Only :func:`sealed_runs` makes one.
+    """
+
+    __slots__ = ("abi", "digests", "group", "headers", "revision", "shard", "slots", "versions")
+
+    def __init__(
+        self,
+        mint: object,
+        *,
+        place: tuple[int, int],
+        digests: bytes,
+        slots: Slots,
+        versions: bytes,
+        headers: bytes,
+        revision: int,
+        abi: Abi,
+    ) -> None:
+        if mint is not _MINT:
+            raise ProtocolError("a sealed run is made by sealed_runs() alone")
+        self.group, self.shard = place
+        self.digests = digests
+        self.slots = slots
+        self.versions = versions
+        self.headers = headers
+        self.revision = revision
+        self.abi = abi
+
+    def tail(self, count: int) -> SealedRun:
+        """Its last ``count`` objects; itself where it has no more."""
+        more = len(self.slots) - count
+        if more <= 0:
+            return self
+        ends = (part[more * (len(part) // len(self.slots)) :] for part in (self.digests, self.versions, self.headers))
+        digests, versions, headers = ends
+        return SealedRun(
+            _MINT,
+            place=(self.group, self.shard),
+            digests=digests,
+            slots=self.slots[more:],
+            versions=versions,
+            headers=headers,
+            revision=self.revision,
+            abi=self.abi,
+        )
+
+
+def sealed_runs(books: Books, rows: Sequence[Sequence[Obj]]) -> Iterator[SealedRun]:
+    """The rows (of one group and shard each, no two of the same) that are right, each slot by itself."""
+    model, abis = books.model, [_NO_ABI] * len(books.model.groups)
+    held: Held = {}
+    for row in rows:
+        first = row[0]
+        alike = all(obj.visible and obj.revision == first.revision and obj.abi == first.abi for obj in row)
+        if alike and (first.group, first.shard) not in held:
+            held[first.group, first.shard] = HeldRun(list(range(len(row))), [obj.slot for obj in row])
+            abis[first.group] = first.abi
+    share = Share(held, books, abis)
+    if not share.joined or not _sealed_as_recorded(share).all() or not alignment(model, share, {}).passed:
+        return
+    for row in rows:
+        place = (row[0].group, row[0].shard)
+        run = held.get(place)
+        if run is None or run.slots[0] != row[0].slot:
+            continue
+        yield SealedRun(
+            _MINT,
+            place=place,
+            digests=b"".join([obj.digest for obj in row]),
+            slots=run.array,
+            versions=books.versions[run.array].tobytes(),
+            headers=headers_of(books.arena, run.array),
+            revision=row[0].revision,
+            abi=row[0].abi,
+        )
+
+
+def prove_stored(
+    model: ModelSpec,
+    *,
+    tokens: int,
+    n: int,
+    abis: Sequence[Abi],
+    runs: Sequence[tuple[tuple[int, ...], Sequence[SealedRun]]],
+    books: Books,
+) -> Proof | None:
+    """The proof, on all shards, of what was stored in these runs; None where any layer may refuse: :func:`prove` says which.
+
+    ``runs``: of each group and shard that the position needs, in their order, the indices needed and the runs that bear
+    just these, in order.
+    """
+    parts = [part for _, of_one in runs for part in of_one]
+    revisions: dict[int, int] = {part.group: part.revision for part in parts}
+    for family in model.families:
+        if len({revisions[group] for group in family if group in revisions}) > 1:
+            return None
+    if any(part.revision != revisions[part.group] for part in parts):
+        return None
+    if any(abi_refusal(part.abi, abis[part.group]) is not None for part in parts):
+        return None
+    verdict = whole_block(model, tokens, n)
+    if not parts or not verdict.passed:
+        return None
+    slots = np.concatenate([part.slots for part in parts])
+    ends = list(accumulate(len(indices) for indices, _ in runs))
+    starts = np.array([0, *ends[:-1]], dtype=np.int64)
+    proof = _proven(
+        tokens,
+        tuple(range(model.shards)),
+        (verdict, Verdict(Layer.ABI), Verdict(Layer.INTERSECTION), Verdict(Layer.ALIGNMENT)),
+        Claim(tuple((of_one[0].group, of_one[0].shard) for _, of_one in runs), starts, slots),
+        [indices for indices, _ in runs],
+        versions=b"".join([part.versions for part in parts]),
+        headers=b"".join([part.headers for part in parts]),
     )
+    return proof if proof.stands(books) else None
+
+
+_NO_ABI = Abi(b"", 1)

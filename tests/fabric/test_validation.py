@@ -285,7 +285,10 @@ def _name_of(function: ast.expr) -> str:
 
 
 def test_a_lease_is_built_only_from_a_proof() -> None:
-    assert calls_of("Proof") == {("validation.py", "prove")}
+    assert calls_of("Proof") == {("validation.py", "_proven")}
+    assert calls_of("_proven") == {("validation.py", "prove"), ("validation.py", "prove_stored")}
+    assert calls_of("SealedRun") == {("validation.py", "sealed_runs"), ("validation.py", "tail")}
+    assert calls_of("prove_stored") == {("at_hand.py", "_proof")}
     assert calls_of("LeaseRecord") == {("leases.py", "grant")}
     assert calls_of("LeaseBook") == {("context.py", "__init__")}
     assert calls_of("grant") == {("grants.py", "lease")}
