@@ -48,10 +48,6 @@ class Node:
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def gpus(self) -> int:
-        return int(self.resources.get("GPU", 0))
-
 
 def is_initialized() -> bool:
     """Whether this process is connected to a cluster."""

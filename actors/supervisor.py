@@ -108,7 +108,6 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
         self._nodes: dict[str, ray_api.Node] = {}
         self.mesh: Mesh | None = None
         self.shards = DirectoryShards(self.estate.directory_shards)
-        self._in_use: dict[str, bool] = {}
         self._running: asyncio.Task[None] | None = None
         me = ray_api.comes_back_to()
         if me is not None:

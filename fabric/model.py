@@ -24,7 +24,8 @@ class GroupSpec(BaseModel):
 
     ``ratio`` and ``lag_tokens`` belong to history; ``of`` and ``overlap_tokens`` to tails (and
     ``of`` to indexers); ``window_tokens`` and ``sink_tokens`` to windows. ``block_bytes`` is the
-    payload of one object of one shard, all the group's layers together.
+    payload of one object of one shard, all the group's layers together. ``bears_slots`` (an index whose bytes name
+    physical slots) is refused: nobody rewrites them where the bytes arrive.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
@@ -81,6 +82,10 @@ class GroupSpec(BaseModel):
             raise ValueError(f"of: a group of kind {self.kind} needs it")
         if not tail and self.kind is not ObjectKind.INDEXER and self.of is not None:
             raise ValueError("of: only uncompressed_tail and indexer have it")
+        if self.bears_slots:
+            raise ValueError(
+                "bears_slots: an index that names physical slots is true in one place only: name positions"
+            )
         if self.page_bytes is not None and self.page_bytes < self.block_bytes:
             raise ValueError(f"page_bytes: {self.page_bytes} is less than block_bytes {self.block_bytes}")
         return self

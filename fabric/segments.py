@@ -58,11 +58,6 @@ def chain_place(keys: bytes, index: int) -> ChainPlace:
     return ChainPlace(anchor, b"" if index == start else keys[before : before + INDEX_DIGEST_BYTES])
 
 
-def places_of(prompt: Prompt) -> dict[int, bytes]:
-    """The prompt's digests by object unit, as :func:`chain_place` takes them."""
-    return dict(prompt.keys)
-
-
 def narrow(keys: bytes) -> bytes:
     """Index digests (16 bytes each) of digests of 32 bytes each."""
     wide = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 4)

@@ -54,7 +54,6 @@ class SlabDesk:
         slabs = books.slabs
         self.stakes = {key: Stake(key, n := len(slabs.of(key)), floor_of(n)) for key in books.pools} if slabs else {}
         self.giving: Giving | None = None
-        self.moved_slabs = 0
         self._copying: dict[int, dict[int, tuple[Obj, Obj]]] = {}
         """By transfer: old and new object, by the new one's slot."""
         self._restless: dict[int, list[Obj]] = {}

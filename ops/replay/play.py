@@ -80,13 +80,6 @@ class Plan:
     costs: CostGuess | None = None
 
 
-@dataclass(slots=True)
-class _Store:
-    """What a prompt of so many tokens publishes, by group: indices, ascending."""
-
-    indices: tuple[Sequence[int], ...]
-
-
 @contextmanager
 def _few_collections() -> Iterator[None]:
     """Look for garbage in circles seldom: a replay makes millions of objects that live long, and hardly any circle."""

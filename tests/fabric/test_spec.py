@@ -145,6 +145,7 @@ KV = "{name: kv, kind: compressed_history, block_tokens: 16}"
             "groups: [{name: kv, kind: compressed_history, block_token: 16}]",
             "f.yaml: groups.0.block_token: unknown field",
         ),
+        (f"groups: [{KV.replace('}', ', bears_slots: true}')}]", "f.yaml: groups.0: bears_slots: an index that names"),
         ("groups: [{name: kv, kind: history, block_tokens: 16}]", "f.yaml: groups.0.kind: "),
         (
             "groups: [{name: kv, kind: compressed_history}]",
