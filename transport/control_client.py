@@ -17,6 +17,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -161,8 +162,23 @@ def _wait(poll: select.poll, deadline: float) -> None:
             raise TimeoutError
 
 
+_clients: weakref.WeakSet[BlockingClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client.inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class BlockingClient:
-    """One connection with blocking calls, for any thread (one request at a time). Lowest latency."""
+    """One connection with blocking calls, for any thread (one request at a time). Lowest latency.
+
+    It is of the process that made it: two that read one connection would take each other's replies. In a child that
+    was forked it is closed, and nothing changes for the parent.
+    """
 
     def __init__(self, channel: _Channel, vigil: Vigil | None = None) -> None:
         # It waits by itself: a socket's own time-out is set and looked at by system calls around every other one.
@@ -176,6 +192,7 @@ class BlockingClient:
         self._hang_up = _poll(channel.sock, select.POLLRDHUP)
         self._readable = _poll(channel.sock, select.POLLIN)
         self._has_come = partial(self._readable.poll, 0)
+        _clients.add(self)
 
     @classmethod
     def connect(
@@ -306,6 +323,11 @@ class BlockingClient:
     def _shut(self) -> None:
         self._closed = True
         self._channel.close()
+
+    def inherited(self) -> None:
+        """Called in a child that was just forked: whatever the parent's threads held then, they are not here."""
+        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._shut()
 
     @property
     def alive(self) -> bool:

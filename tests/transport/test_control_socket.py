@@ -343,6 +343,30 @@ def test_a_failed_request_among_others_keeps_no_descriptor_of_theirs(
         assert client.request(b"x", 5).payload == b"echo x"
 
 
+FORKS = """
+import os, sys
+from kvfabric.transport.control_client import BlockingClient, ConnectionLost
+client = BlockingClient.connect(sys.argv[1])
+child = os.fork()
+wrong = [] if client.alive is bool(child) else ["alive"]
+for _ in range(200):
+    try:
+        wrong += [got] if (got := client.request(b"%d" % child, 5).payload) != b"echo %d" % child else []
+        wrong += [] if child else ["answered"]
+    except ConnectionLost:
+        wrong += ["lost"] if child else []
+if not child:
+    with BlockingClient.connect(sys.argv[1]) as own:
+        wrong += [] if own.request(b"own", 5).payload == b"echo own" else ["own"]
+    os._exit(len(wrong))
+sys.exit(len(wrong) or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_connection_is_not_shared_with_a_child_that_is_forked(unix: str) -> None:
+    subprocess.run([sys.executable, "-c", FORKS, unix], check=True, timeout=30)
+
+
 def test_a_request_that_times_out_leaves_the_connection_usable(service: Service, endpoint: str) -> None:
     with dial(endpoint) as client:
         began = time.monotonic()
