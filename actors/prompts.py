@@ -32,18 +32,15 @@ class Prompts:
         for name in key:
             if name not in KEY:
                 raise FabricError(f"{name}: not a keyword of this call ({', '.join(sorted(KEY))})")
-        salt = key.get("salt", b"")
-        adapter = key.get("adapter")
         namespace = Namespace(
             self.model.name,
             self.weights,
-            str(key.get("tenant", "")),
-            salt.encode() if isinstance(salt, str) else bytes(salt),
-            None if adapter is None else (str(adapter[0]), str(adapter[1])),
+            _tenant(key.get("tenant", "")),
+            _salt(key.get("salt", b"")),
+            _adapter(key.get("adapter")),
             approximate=bool(key.get("approximate", False)),
         )
-        extra = tuple(e if isinstance(e, Extra) else Extra(int(e[0]), bytes(e[1])) for e in key.get("extra", ()))
-        return PromptKeys(self.model, namespace, as_tokens(tokens), extra)
+        return PromptKeys(self.model, namespace, as_tokens(tokens), _extra(key.get("extra", ())))
 
     def named(self, names: Sequence[bytes], scheme: str, key: Mapping[str, Any]) -> NamedKeys:
         """Digests of blocks by an engine's hashes of that scheme under KEY. Raises FabricError for a chained model."""
@@ -73,3 +70,41 @@ class Prompts:
         except KeyError:
             known = ", ".join(g.name for g in self.model.groups)
             raise FabricError(f"objects.{name}: the model has no such group ({known})") from None
+
+
+# KEY decides who shares state, so nothing is made to fit: "lora" would be the adapter ("l", "o"), a salt of 8 eight zeros.
+
+
+def _tenant(given: Any) -> str:
+    if not isinstance(given, str):
+        raise FabricError(f"tenant: a string is expected, got {type(given).__name__}")
+    return given
+
+
+def _salt(given: Any) -> bytes:
+    if isinstance(given, str):
+        return given.encode()
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise FabricError(f"salt: bytes or a string are expected, got {type(given).__name__}")
+    return bytes(given)
+
+
+def _adapter(given: Any) -> tuple[str, str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(part, str) for part in given):
+        raise FabricError(f"adapter: (name, revision), two strings, are expected, got {given!r}")
+    return given[0], given[1]
+
+
+def _extra(given: Any) -> tuple[Extra, ...]:
+    try:
+        found = tuple(e if isinstance(e, Extra) else Extra(*e) for e in given)
+    except TypeError:
+        raise FabricError("extra: pairs of an offset in tokens and a digest are expected") from None
+    for extra in found:
+        if type(extra.at) is not int or extra.at < 0:
+            raise FabricError(f"extra: {extra.at!r} is no offset in tokens, from 0")
+        if not isinstance(extra.digest, bytes) or not extra.digest:
+            raise FabricError(f"extra: at {extra.at} a digest of bytes is expected, got {type(extra.digest).__name__}")
+    return found
