@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ..fabric.expected import Work
 from ..fabric.explanation import Explanation
 from ..fabric.identity import PromptKeys
-from ..fabric.kinds import FabricError, Reason, Status, cause_of
+from ..fabric.kinds import FabricError, Reason, SpecError, Status, cause_of
 from ..fabric.memo import Remembered
 from ..fabric.messages import (
     Acquire,
@@ -51,7 +51,7 @@ from .answer import Answer, Parked
 from .approximate import Approximations, better
 from .attempt import Stored
 from .checkpoints import Checkpoints
-from .client import HolderLost, request_id
+from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
 from .graph import Graph
 from .holders import Holders
@@ -159,9 +159,11 @@ class Session(Storing):
         Why it was not counted, if not. Raises FabricError for another word, Unavailable where the fabric cannot be told.
         """
         keys = self._prompts.keys(tokens, key)
-        client = self._holders.client(lease.grant.leader)
-        done = client.call(Audited(request_id(), lease.grant.lease, outcome), Done)
-        if done.refused is None and outcome == AuditOutcome.MISMATCH:
+        refused: Reason | None = Reason.HOLDER_LOST
+        with contextlib.suppress(HolderLost):  # others may have the same state: a mismatch is told all the same
+            client = self._holders.client(lease.grant.leader)
+            refused = client.call(Audited(request_id(), lease.grant.lease, outcome), Done).refused
+        if refused in (None, Reason.HOLDER_LOST) and outcome == AuditOutcome.MISMATCH:
             self._lookahead.forget()
             prompt = keys.prompt
             supervisor = ray_api.find_actor(actor_name(self.name, SUPERVISOR))
@@ -169,16 +171,17 @@ class Session(Storing):
                 raise ray_api.Unavailable(f"fabric {self.name!r} has no supervisor: other holders were not told")
             barred = supervisor.purge.remote(None, prompt.namespace, list(prompt.keys), quarantine=True)
             ray_api.call(barred)
-        return done.refused
+        return refused
 
     def register_graph(self, lease: Lease) -> Graph | Stored:
         """Register a lease's slots, as they are baked into a graph being captured.
 
         A refusal says that a slot is not resident any more: capture is not allowed.
         """
-        return Graph.register(
-            lease.grant, {part.holder: self._holders.client(part.holder) for part in lease.grant.parts}
-        )
+        try:
+            return Graph.register(lease.grant, self._clients_of(lease.grant))
+        except HolderLost:
+            return Stored(Reason.HOLDER_LOST)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -265,14 +268,15 @@ class Session(Storing):
 
         ``weight`` 1 puts it behind everything else, and fades to nothing over that time; a later call replaces
         an earlier one. It pins nothing: where room has to be made of it, it is. False where a holder did not answer.
-        Raises ValueError for a weight outside 0..4 or a time outside 0..86,400 s.
+        Raises SpecError for a weight outside 0..4 or a time outside 0..86,400 s.
         """
         if not 0 < ttl_s <= RETAIN_S_MAX:
-            raise ValueError(f"ttl_s: {ttl_s} is not within 0..{RETAIN_S_MAX:g}")
+            raise SpecError(f"ttl_s: {ttl_s} is not within 0..{RETAIN_S_MAX:g}")
         if not 0 <= weight <= RETAIN_WEIGHT_MAX:
-            raise ValueError(f"weight: {weight} is not within 0..{RETAIN_WEIGHT_MAX:g}")
-        prompt, reached = self._prompts.keys(tokens, key).prompt, True
-        for holder in sorted(set(self._holders.all_here())):
+            raise SpecError(f"weight: {weight} is not within 0..{RETAIN_WEIGHT_MAX:g}")
+        prompt, readers = self._prompts.keys(tokens, key).prompt, self._holders.readers
+        reached = "" not in readers
+        for holder in sorted(set(readers) - {""}):
             try:
                 self._holders.client(holder).call(Retain(request_id(), prompt, ttl_s, weight), Done)
             except HolderLost:
@@ -369,7 +373,7 @@ class Session(Storing):
         try:
             reply, readers = self._holders.anyone(asked, WireAnswer, RANK_TIMEOUT_S)
         except HolderLost:
-            reply, readers = self._nobody(message), message.readers
+            reply, readers = self._nobody(message.request), message.readers
         return rank_nodes(self._view(message, reply, readers), self._holders.by_node())
 
     def explain(self, tokens: Any, **key: Any) -> Explanation:
@@ -424,16 +428,19 @@ class Session(Storing):
         try:
             return self._holders.again(ask)
         except HolderLost:
-            return self._nobody(message)
+            return self._nobody(message.request)
 
-    def _nobody(self, message: Acquire) -> WireAnswer:
+    def _nobody(self, request: str) -> WireAnswer:
         """The answer where there is no holder to ask."""
         group = self.model.groups[0]
         cause = cause_of(group.name, group.kind, Reason.HOLDER_LOST)
-        return WireAnswer(message.request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
+        return WireAnswer(request, Status.MISS, 0, 0, 0, cause, (), None, None, None)
 
     def _answer(self, reply: WireAnswer, request: str = "") -> Answer:
-        lease = None if reply.grant is None else self._lease(reply.grant)
+        try:
+            lease = None if reply.grant is None else self._lease(reply.grant)
+        except HolderLost:  # it granted, and died
+            reply, lease = self._nobody(request), None
         pending = bool(request) and reply.status is Status.PENDING
         return Answer(
             reply.status,
@@ -453,8 +460,11 @@ class Session(Storing):
         )
 
     def _lease(self, grant: LeaseGrant) -> Lease:
-        clients = {part.holder: self._holders.client(part.holder) for part in grant.parts}
-        return Lease(self.model, grant, clients, self._holders.info.node, clock=self._clock)
+        return Lease(self.model, grant, self._clients_of(grant), self._holders.info.node, clock=self._clock)
+
+    def _clients_of(self, grant: LeaseGrant) -> dict[str, HolderClient]:
+        """A connection to each holder of a lease. Raises HolderLost."""
+        return {part.holder: self._holders.client(part.holder) for part in grant.parts}
 
     # --- life ----------------------------------------------------------------------------------
 

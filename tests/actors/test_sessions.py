@@ -275,7 +275,18 @@ def test_a_session_answers_while_its_holder_is_away_and_uses_the_next_one(fabric
     tokens = prompt("survivor")
     assert session.publish(tokens, objects(session.model, tokens)).ok
     before = holders(fabric)[0]
+    held = session.acquire(tokens).lease
+    asked = session.request(tokens)
+    granted = session._ask(asked, 5.0)
+    assert held is not None
+    assert granted.grant is not None
     os.kill(before["pid"], signal.SIGKILL)
+    eventually(held.check, lambda reason: reason is Reason.HOLDER_LOST)
+    died = session._answer(granted, asked.request)  # between its word and the lease
+    assert (died.status, died.tokens, died.lease) == (Status.MISS, 0, None)
+    assert session.register_graph(held) == kvfabric.Stored(Reason.HOLDER_LOST)
+    assert session.audited(tokens, held, "equal") is Reason.HOLDER_LOST
+    assert not session.retain(tokens, ttl_s=1.0)
     answer = eventually(lambda: session.acquire(tokens), lambda answer: answer.lease is None, within_s=2.0)
     assert (answer.status, answer.tokens) == (Status.MISS, 0)
     assert answer.cause is not None
