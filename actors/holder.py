@@ -90,6 +90,7 @@ from .metrics import MetricsExport, link_points
 from .notices import Notices
 from .rehearsal import NO_REHEARSAL
 from .spec import FabricSpec
+from .tasks import tell_failure
 from .transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -377,12 +378,15 @@ class Holder(MemoryService):
         asyncio.get_running_loop().call_soon(self._feed, event)
 
     def _last(self, work: Coroutine[Any, Any, None]) -> None:
-        self._lasting.append(asyncio.get_running_loop().create_task(work))
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(tell_failure)
+        self._lasting.append(task)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell_failure)
 
     async def _digest(self, effect: DigestSlots) -> None:
         lengths = self.memory.arena.lengths

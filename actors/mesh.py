@@ -201,6 +201,8 @@ class _Peer:
             except FabricError as error:
                 logger.info("%s cannot be reached: %s", self.address, error)
                 self._undeliverable(self.address, record)
+            except Exception:
+                logger.exception("%s: a reply could not be taken", self.address)  # the next records go all the same
             except asyncio.CancelledError:
                 asyncio.get_running_loop().call_soon(self._undeliverable, self.address, record)
                 raise

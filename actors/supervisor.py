@@ -57,6 +57,7 @@ from .rehearsal import Rehearsed, door_setup
 from .scaling import Scaling
 from .shards import DirectoryShards, is_directory, shard_names
 from .spec import FabricSpec, new_secret
+from .tasks import tell_failure
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,10 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
     async def _renew(self) -> None:
         """Renewing does not wait for the cluster's state: a slow answer from Ray takes no right away."""
         while not self._closing:
-            self._feed(Tick())
+            try:
+                self._feed(Tick())
+            except Exception:
+                logger.exception("%s: a step failed", self.fabric)
             await asyncio.sleep(RECONCILE_S / 2)
 
     async def _loop(self) -> None:
@@ -330,6 +334,7 @@ class Supervisor(Inquiries, Draining, Scaling, Rehearsed):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell_failure)
 
     async def _in_thread(self, call: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -157,7 +157,10 @@ class Transfers:
             reply = await self.mesh.ask(source, RegionsRequest("regions"), timeout_s)
             if not isinstance(reply, Regions) or reply.incarnation != incarnation:
                 raise WireError(f"{source}: another incarnation answers")
-            known = tuple(Region.from_plain(msgpack.unpackb(raw, raw=False)) for raw in reply.regions)
+            try:
+                known = tuple(Region.from_plain(msgpack.unpackb(raw, raw=False)) for raw in reply.regions)
+            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                raise WireError(f"{source}: its regions are no records: {error}") from None
             for key in [key for key in self._regions if key[0] == source]:
                 del self._regions[key]
             self._regions[source, incarnation] = known

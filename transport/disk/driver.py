@@ -205,6 +205,9 @@ class DiskTier:
             except (OSError, WireError) as error:
                 self._problem = f"disk child: {error}"
                 logger.warning("%s", self._problem)
+            except Exception:  # what its answers were taken for: the tier goes on, and answers what it owes
+                self._problem = "an answer of the disk child could not be taken"
+                logger.exception("%s", self._problem)
             await self._ended()
             delay_s = RESTART_S[0] if time.monotonic() - began > RESTART_S[1] else min(2 * delay_s, RESTART_S[1])
             await asyncio.sleep(delay_s)
