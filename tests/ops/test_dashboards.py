@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+import promql_parser
 import pytest
 import yaml
 from grafana_foundation_sdk.cog import plugins
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvfabric.fabric.metrics import exported_series
 from kvfabric.ops.cli import main
 
+ROOT = Path(__file__).resolve().parents[2]
 SERIES = {f"ray_{name}": {*labels} for name, _, labels in exported_series()}
 
 
@@ -152,18 +154,31 @@ def test_grafanas_own_types_know_every_field_and_value_of_the_dashboard(installe
     assert {place.rpartition(".")[2] for place in read(data)} == {"units", "displayed", "expression"}
 
 
-def test_every_expression_names_series_and_labels_that_are_exported(installed: Path) -> None:
+def expressions_of(installed: Path) -> list[str]:
+    """Of the dashboard, the rules and the documentation."""
     data = json.loads((installed / "dashboards" / "kvfabric.json").read_text())
     expressions = [t["expr"] for panel in data["panels"] for t in panel.get("targets", ())]
     rules = yaml.safe_load((installed / "rules" / "kvfabric.yaml").read_text())
     expressions += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    assert len(expressions) > 20
+    pages = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))]
+    shown = [block for page in pages for block in re.findall(r"```promql\n(.*?)```", page, re.DOTALL)]
+    return expressions + [line for block in shown for line in block.splitlines() if line]
+
+
+def test_every_expression_names_series_and_labels_that_are_exported(installed: Path) -> None:
+    expressions = expressions_of(installed)
+    assert len(expressions) > 35
     assert [wrong for expression in expressions for wrong in unknown(expression)] == []
-    for expression in expressions:
-        assert expression.count("(") == expression.count(")")
-        assert expression.count("{") == expression.count("}")
     assert unknown('rate(ray_kvfabric_hits_total{stage="x"}[5m])') == ["ray_kvfabric_hits_total"]
     assert unknown('ray_kvfabric_live_leases{kind="x"}') == ["ray_kvfabric_live_leases: kind"]
+
+
+def test_every_expression_is_promql(installed: Path) -> None:
+    for expression in expressions_of(installed):
+        promql_parser.parse(expression.replace("$__rate_interval", "5m"))
+    for wrong, why in (("sum by (le (rate(x[5m]))", "parenthesis"), ("rate(x)", "expected type matrix")):
+        with pytest.raises(ValueError, match=why):
+            promql_parser.parse(wrong)
 
 
 def test_the_families_that_tell_of_trouble_are_shown(installed: Path) -> None:
