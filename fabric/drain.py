@@ -24,7 +24,7 @@ from .context import HolderContext
 from .events import runs_of
 from .ladder import entry_of
 from .messages import CopiesFound, CopiesLookup, Drain, Drained, DrainTarget, Offer, Offered, Taken
-from .objects import Obj
+from .objects import Obj, place_of
 from .passport import Abi
 from .segments import Router
 from .wakes import Wake
@@ -89,6 +89,8 @@ class DrainDesk:
         self._targets: tuple[DrainTarget, ...] = ()
         self._leaving: tuple[str, ...] = ()
         self._lost: set[str] = set()
+        self._no_room: set[tuple[str, int, int]] = set()
+        """Holders without a free slot for a group and shard: what is worth nothing pushes nothing out there."""
         self._queue: deque[Candidate] = deque()
         self._elsewhere: set[Key] = set()
         self._asked: dict[int, list[list[Obj]]] = {}
@@ -335,9 +337,10 @@ class DrainDesk:
         self._counted.add(candidate.key)
         fate.add(candidate)
 
-    @staticmethod
-    def _fits(candidate: Candidate, target: DrainTarget) -> bool:
-        return candidate.obj.shard in target.shards and target.holder not in candidate.full
+    def _fits(self, candidate: Candidate, target: DrainTarget) -> bool:
+        if candidate.obj.shard not in target.shards or target.holder in candidate.full:
+            return False
+        return candidate.worth > 0 or (target.holder, *place_of(candidate.obj)) not in self._no_room
 
     def _nobody_for(self, candidate: Candidate) -> bool:
         """Whether no target is left that might take it."""
@@ -363,6 +366,8 @@ class DrainDesk:
                 self._has_another(candidate)
             elif message.no_room & bit:
                 candidate.full.add(peer)
+                if candidate.worth <= 0:
+                    self._no_room.add((peer, *place_of(candidate.obj)))
                 again.append(candidate)
             else:
                 candidate.tries += 1

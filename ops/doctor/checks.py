@@ -122,7 +122,9 @@ def disks(facts: Facts) -> Iterator[Finding]:
         disk = health.get("disk")
         if disk and disk["state"] != "ok":
             detail = f"{disk['path']}: {disk['state']}: {disk['detail'] or disk['reason']}"
-            remedy = "free space below free_floor_bytes, its mount and permissions; it is tried again by itself"
+            remedy = (
+                "look at its free space (disk.free_floor_bytes), its mount and permissions; it is tried again by itself"
+            )
             yield Finding("disk", Level.FAIL if disk["reason"] else Level.WARN, address, detail, remedy)
 
 

@@ -13,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvfabric import Fabric, Session
 from kvfabric.actors.metrics import MetricsExport
 from kvfabric.fabric.kinds import ObjectKind, Reason, Status
-from kvfabric.fabric.metrics import FAMILY_OF, Point, Type, buckets
+from kvfabric.fabric.metrics import FAMILIES, FAMILY_OF, Point, Type, buckets
 from kvfabric.fabric.series import Histogram
+from kvfabric.fabric.tally import AuditOutcome, Unreused
 
-from ..fabric.everything import cores_by_hand, cores_of_the_cases, summed
+from ..fabric.everything import cores_by_hand, cores_of_readers, cores_of_the_cases, summed
 from . import stories
 
 SETTLED_S = 4.0
@@ -43,6 +44,31 @@ def scraped(ray: Any) -> dict[tuple[str, ...], float]:
                 key = (sample.name.removeprefix("ray_"), labels["fabric"], labels["holder"], *rest)
                 found[key] = found.get(key, 0.0) + sample.value
     return found
+
+
+def moved_there(kept: dict[str, Any], tokens: list[int]) -> int:
+    """Resume from what lies on the other node only: over a link."""
+    import kvfabric
+
+    with kvfabric.connect("default") as session:
+        answer = session.acquire(tokens)
+        answer.cancel()
+        return sum((answer.moved_bytes or {}).values())
+
+
+def test_what_a_link_moves_is_scraped_in_bytes_and_seconds(
+    fabric: Fabric, session: Session, away: Any, ray: Any
+) -> None:
+    mine = stories.prompt("scraped, moved")
+    assert session.publish(mine, stories.objects(session.model, mine)).ok
+    moved = stories.eventually(lambda: away.do(moved_there, mine), bool)
+    there = next(h["address"] for h in fabric.status()["holders"] if h["node"] != fabric.info().node)
+
+    def over_nixl(found: dict[tuple[str, ...], float], what: str) -> float:
+        return found.get((f"kvfabric_transfer_{what}_total", "default", there, "link=nixl"), 0.0)
+
+    seen = stories.eventually(lambda: scraped(ray), lambda found: over_nixl(found, "bytes") >= moved, WITHIN_S)
+    assert over_nixl(seen, "seconds") > 0
 
 
 def test_a_lease_is_counted_and_its_series_scraped(fabric: Fabric, session: Session, ray: Any) -> None:
@@ -87,6 +113,13 @@ def test_a_lease_is_counted_and_its_series_scraped(fabric: Fabric, session: Sess
     assert ("kvfabric_held_bytes", "default", here, "kind=sliding_window", "tier=G2") in seen
 
 
+ELSEWHERE = {
+    "kvfabric_copies_total",
+    "kvfabric_restore_wait_seconds",
+    "kvfabric_transfer_bytes_total",
+    "kvfabric_transfer_seconds_total",
+}
+"""Of policies, of busy disks, and of links: cores by themselves cause none."""
 IN_A_LABEL = ("kind", "reason", "layer", "status")
 """Labels whose words are closed vocabularies."""
 
@@ -118,7 +151,7 @@ def told(points: Iterable[Point]) -> dict[tuple[str, ...], float]:
 
 def test_every_kind_and_reason_that_there_is_is_read_from_the_scraped_endpoint(fabric: Fabric, ray: Any) -> None:
     """Caused once each by holders' cores, exported as a holder exports, served by Ray's agent."""
-    points = summed([*cores_of_the_cases(), *cores_by_hand()])
+    points = summed([*cores_of_the_cases(), *cores_by_hand(), *cores_of_readers()])
     MetricsExport("everything", "cases").flush(points)
     expected = told(points)
 
@@ -132,5 +165,10 @@ def test_every_kind_and_reason_that_there_is_is_read_from_the_scraped_endpoint(f
     assert words["reason"] - {""} == {str(reason) for reason in Reason}
     assert words["kind"] == {str(kind) for kind in ObjectKind}
     assert words["status"] == {str(status) for status in Status}
+    for family, outcomes in (("audits", AuditOutcome), ("unreused_requests", Unreused), ("unreused_tokens", Unreused)):
+        told_of = {label for name, *labels in seen for label in labels if name == f"kvfabric_{family}_total"}
+        assert {f"outcome={outcome}" for outcome in outcomes} <= told_of, family
+    exported = {name.removesuffix("_count") for name, *_ in seen}
+    assert {family.name for family in FAMILIES} - exported == ELSEWHERE
     cut = {label for name, *labels in seen for label in labels if name == "kvfabric_cut_requests_total"}
     assert {f"kind={kind}" for kind in ObjectKind} <= cut

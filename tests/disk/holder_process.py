@@ -35,6 +35,8 @@ async def serve(setup: dict[str, Any]) -> None:
             case "weights":
                 retired = tuple(weights_digest16(w) for w in rest[1:])
                 holder._feed(Received("supervisor", SetWeights(weights_digest16(rest[0]), retired)))
+            case "purge":
+                await holder._purge(wire.decode(bytes.fromhex(rest[0])))
         sys.stdout.write("ok\n")
         sys.stdout.flush()
     await holder.close()

@@ -19,7 +19,7 @@ from kvfabric.actors.info import FabricInfo
 from kvfabric.actors.session import Session
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric import wire
-from kvfabric.fabric.messages import Done, Member, Objects, StatusReply, StatusRequest, SwapOut
+from kvfabric.fabric.messages import Done, Member, Objects, Purge, StatusReply, StatusRequest, SwapOut
 from kvfabric.transport.disk.protocol import Health
 
 MODEL = {
@@ -113,6 +113,11 @@ class Life:
             Objects(n, 0, tuple(range(len(tokens) // g.unit_tokens)), keys.keys(g.unit_tokens)) for n, g in groups
         )
         return self.client.call(SwapOut(request_id(), runs), Done)
+
+    def purge(self, tokens: list[int]) -> None:
+        """What the supervisor has a holder do where a chain is purged: one pass."""
+        prompt = self.session.keys(tokens).prompt
+        self.tell(f"purge {wire.encode(Purge('p', None, prompt.namespace, prompt.keys, False)).hex()}")
 
     def status(self) -> dict[str, Any]:
         reply: dict[str, Any] = json.loads(self.client.call(StatusRequest("s"), StatusReply).status)

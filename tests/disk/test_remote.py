@@ -170,6 +170,34 @@ def test_a_holder_of_another_node_restores_from_the_store_bit_for_bit(nodes: Any
     assert there.session.acquire(prompt(2)).status is Status.MISS
 
 
+def test_a_purged_chain_is_gone_from_memory_disk_and_store_and_another_is_not(
+    nodes: Any, s3: S3, prefix: str, tmp_path: Path
+) -> None:
+    purged, kept = prompt(1), prompt(2)
+    here = nodes("a" * 40)
+    healthy(here)
+    for number, tokens in enumerate((purged, kept), 1):
+        here.store(tokens)
+        assert here.swap_out(tokens).refused is None
+        uploaded(here, number)
+    here.session.acquire(purged).cancel()  # in memory too
+
+    def files() -> tuple[int, int]:
+        names = [meta["path"] for page in s3.bucket(prefix).list() for meta in page]
+        return len(list(tmp_path.rglob("*.kvx"))), sum(name.endswith(".kvx") for name in names)
+
+    assert files() == (2, 2)
+    here.purge(purged)
+    eventually(files, lambda found: found == (1, 1))
+    assert here.session.acquire(purged).status is Status.MISS
+    there = nodes(OTHER)
+    eventually(lambda: store_of(there)["known_here"], lambda n: n == 1)
+    for life in (here, there):
+        assert life.session.acquire(purged).status is Status.MISS
+        answer = life.session.acquire(kept)
+        assert (answer.status, life.wrong(answer, kept)) == (Status.FULL_HIT, [])
+
+
 def test_what_makes_room_on_the_disk_is_restored_from_the_store(nodes: Any) -> None:
     here = nodes("a" * 40, bytes_max=400_000)
     healthy(here)

@@ -12,19 +12,23 @@ import pytest
 from kvfabric.fabric.effects import Received
 from kvfabric.fabric.holder import HolderCore
 from kvfabric.fabric.kinds import Reason
-from kvfabric.fabric.messages import Purge, SetMode
+from kvfabric.fabric.messages import Audited, HolderGone, Park, Purge, Release, SetMode
 from kvfabric.fabric.metrics import Point, collect
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.series import Histogram
+from kvfabric.fabric.tally import AuditOutcome
 from kvfabric.ops.scenario import pure
 from kvfabric.ops.scenario.run import run_files
+from kvfabric.policies.second_touch import SecondTouch
 
+from .many_holders import Holders
 from .one_holder import OneHolder
 
 CASES = sorted((Path(__file__).resolve().parents[1] / "cases").glob("*.yaml"))
 MODEL = ModelSpec.model_validate(
     {"groups": [{"name": "kv", "kind": "compressed_history", "block_tokens": 16, "block_bytes": 64}]}
 )
+PAIR = ModelSpec.model_validate({**MODEL.model_dump(), "shards": 2})
 PROMPT = range(70)
 
 
@@ -87,6 +91,30 @@ def cores_by_hand() -> list[HolderCore]:
         assert one.acquire(PROMPT, graph=True).grant is None
         cores.append(one.core)
     return cores
+
+
+def cores_of_readers() -> list[HolderCore]:
+    """Leases that end in every way there is, audits with every outcome, writes that second touch keeps off the disk."""
+    world = Holders(PAIR, {"n0": (0,), "n1": (1,)}, slots=40, writing=SecondTouch)
+    for name in ("n0", "n1"):
+        assert world.store(name, PROMPT).refused is None
+
+    def lease(**how: Any) -> int:
+        return world.granted("n0", PROMPT, readers=("n0", "n1"), **how).lease
+
+    world.ask("n0", Release(world.name(), lease(), 64))
+    world.ask("n0", Release(world.name(), lease(), None))
+    world.ask("n0", Release(world.name(), lease(), None, Reason.VERSION_CHANGED))
+    world.ask("n0", Park(world.name(), lease()))
+    lease(lease_s=1.0)
+    world.pass_time(5.0)
+    assert world.store("n0", range(1000, 1070)).refused is None
+    world.swap_out("n0", range(1000, 1070))
+    lease()
+    for outcome, leased in [(outcome, lease()) for outcome in AuditOutcome]:
+        assert world.ask("n0", Audited(world.name(), leased, outcome)).refused is None
+    world.feed("n0", Received("supervisor", HolderGone("n1", 1)))
+    return [world.cores["n0"]]
 
 
 def summed(cores: Sequence[HolderCore]) -> list[Point]:

@@ -268,6 +268,21 @@ def test_over_a_slow_link_what_is_in_memory_moves_first_then_of_the_disk_what_wa
     assert kept[0] == 0
 
 
+def test_what_nobody_has_room_for_is_not_brought_up_in_vain() -> None:
+    holders = bed()
+    holders.slots = 2 * BLOCKS
+    holders.start("b")
+    for number in range(20):
+        holders.store("a", chain(number))
+        swapped_out(holders, "a", chain(number))
+    drain(holders, "a", "b")
+    holders.pass_time(3.0)
+    told = report(holders, "a")
+    assert told is not None
+    assert (told.moved.objects, told.dropped.objects) == (2 * 2 * BLOCKS, 18 * 2 * BLOCKS)
+    assert holders.cores["a"].ctx.counters["restored_objects"] <= 2 * 64, "what its pools hold, once"
+
+
 def test_what_another_holder_has_is_not_brought_up_and_what_cannot_be_read_is_dropped_with_a_count() -> None:
     holders = bed("abc")
     for number in range(3):
