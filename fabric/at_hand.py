@@ -19,6 +19,7 @@ from .model import ModelSpec
 from .needs import needs, rules_of
 from .objects import split
 from .parts import PartDesk
+from .run_encoding import span
 from .standing import StandingProofs
 from .stored_runs import StoredRuns
 from .validation import Held, HeldRun, Proof, SealedRun, prove, prove_stored
@@ -64,7 +65,9 @@ def stored_at_hand(
     for group, ranges in enumerate(needs(model, tokens)):
         if not ranges:
             continue
-        chain_of_group, indices = chains.get(model.groups[group].unit_tokens, b""), tuple(chain.from_iterable(ranges))
+        chain_of_group = chains.get(model.groups[group].unit_tokens, b"")
+        one = span(ranges[0].start, len(ranges[0]))
+        indices = one if len(ranges) == 1 else tuple(chain.from_iterable(ranges))
         for shard in range(model.shards):
             runs: list[SealedRun] = []
             for wanted in ranges:

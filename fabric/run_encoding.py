@@ -13,6 +13,7 @@ expanded from runs is bounded a frame, so that a short frame cannot ask for endl
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ EXPANDED_MAX = 1 << 22
 """Entries that one frame's runs may stand for."""
 SHORT_BYTES = 2048
 """Shorter columns go as they are: looking for runs would take longer than sending them."""
+
+KEPT_MAX = 4096
+"""Longer spans are not kept."""
 
 _COUNT = np.dtype("<u4")
 _SLOT = np.dtype("<u4")
@@ -44,12 +48,22 @@ def _expand(count: int) -> None:
     _left.set(left)
 
 
+def span(first: int, count: int) -> tuple[int, ...]:
+    """``count`` indices from ``first`` on: the same object each time, so that all groups of a lease share it."""
+    return _span(first, count) if count <= KEPT_MAX else tuple(range(first, first + count))
+
+
+@lru_cache(64)
+def _span(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
 def pack_indices(values: tuple[int, ...]) -> list[int]:
     """Runs of indices: first and count of each."""
     if not values:
         return []
     first = values[0]
-    if values[-1] - first + 1 == len(values) and values == tuple(range(first, first + len(values))):
+    if values[-1] - first + 1 == len(values) and values == span(first, len(values)):
         return [first, len(values)]
     runs: list[int] = []
     for value in values:
@@ -67,7 +81,7 @@ def unpack_indices(plain: Any) -> tuple[int, ...]:
     if len(plain) == 2 and plain[1] > 0:
         first, count = plain
         _expand(count)
-        return tuple(range(first, first + count))
+        return span(first, count)
     counts = plain[1::2]
     if counts and min(counts) < 1:
         raise WireError("a run of indices has at least one")
