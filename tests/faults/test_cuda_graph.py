@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import kvfabric
-from kvfabric import Fabric, Graph, Lease, Reason, Session
+from kvfabric import Fabric, Lease, Reason
 from kvfabric.fabric.messages import Drop, SwapIn, SwapOut
 
 from ..actors.stories import NEEDED_AT_64, content, eventually, prompt, spec
 from .conftest import NODES
 from .scene import Scene
-from .test_graph_leases import BESIDE_S, SLOTS, store, tell
+from .test_graph_leases import BESIDE_S, SLOTS, captured, store, tell
 from .test_torn import beside
 
 pytestmark = [
@@ -97,21 +97,10 @@ def addresses(lease: Lease) -> dict[tuple[str, int], Any]:
     }
 
 
-def captured(session: Session, tokens: list[int]) -> tuple[Graph, Captured]:
-    """Store a prompt, and capture a graph over the slots that bear it."""
-    assert store(session, tokens).ok
-    lease = session.acquire(tokens).lease
-    assert lease is not None
-    with lease:
-        graph = session.register_graph(lease)
-        assert isinstance(graph, Graph)
-        return graph, Captured(lease)
-
-
 def test_a_captured_graph_replays_right_while_stores_evictions_and_swaps_run_beside_it(graphs: Scene) -> None:
     session, other = graphs.session(0), graphs.session(0)
     first, second = prompt("captured on a GPU"), prompt("replayed on a GPU")
-    graph, replayed = captured(session, first)
+    graph, replayed = captured(session, first, Captured)
     assert replayed.wrong(first) == []
     assert store(session, second).ok
     assert replayed.wrong(second) != [], "the control: it does not read the other prompt's slots"
@@ -149,7 +138,7 @@ def test_a_captured_graph_replays_right_while_stores_evictions_and_swaps_run_bes
 def test_an_expired_lease_under_a_captured_graph_stays_quarantined_until_the_graph_is_idle(graphs: Scene) -> None:
     session, other = graphs.session(0), graphs.session(0)
     tokens = prompt("expired on a GPU")
-    graph, replayed = captured(session, tokens)
+    graph, replayed = captured(session, tokens, Captured)
     lease = session.acquire(tokens, graph=graph, lease_s=0.3).lease
     assert lease is not None
     eventually(lease.check, lambda reason: reason is Reason.LEASE_EXPIRED, within_s=5.0)

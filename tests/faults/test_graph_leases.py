@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,7 @@ BESIDE_S = 2.0
 SLOTS = {"csa": 16, "tail": 8, "idx": 16, "swa": 16}
 """Room for the graph's prompt and three others."""
 
+C = TypeVar("C")
 Buffers = dict[tuple[str, int], tuple[int, tuple[int, ...], tuple[int, ...]]]
 
 
@@ -83,21 +84,21 @@ def tell(session: Session, record: Callable[[str, tuple[Objects, ...]], Any], to
     return client.call(record(request_id(), named(session, tokens)), Done).refused
 
 
-def captured(session: Session, tokens: list[int]) -> tuple[Graph, Buffers]:
-    """Capture a graph over a prompt's slots."""
+def captured(session: Session, tokens: list[int], capture: Callable[[Lease], C]) -> tuple[Graph, C]:
+    """Store a prompt, and capture a graph over the slots that bear it."""
     assert store(session, tokens).ok
     lease = session.acquire(tokens).lease
     assert lease is not None
     with lease:
         graph = session.register_graph(lease)
         assert isinstance(graph, Graph)
-        return graph, buffers(lease)
+        return graph, capture(lease)
 
 
 def test_a_graphs_buffers_stand_still_while_stores_evictions_and_swaps_run_beside_it(graphs: Scene) -> None:
     session, other = graphs.session(0), graphs.session(0)
     first, second = prompt("captured"), prompt("replayed")
-    graph, static = captured(session, first)
+    graph, static = captured(session, first, buffers)
     assert store(session, second).ok
     control = session.acquire(second).lease
     assert control is not None
@@ -143,7 +144,7 @@ def test_a_graphs_buffers_stand_still_while_stores_evictions_and_swaps_run_besid
 
 def test_what_would_free_a_frozen_slot_is_refused_until_the_release(graphs: Scene) -> None:
     session, tokens = graphs.session(0), prompt("frozen")
-    graph, static = captured(session, tokens)
+    graph, static = captured(session, tokens, buffers)
     lease = session.acquire(tokens, graph=graph).lease
     assert lease is not None
     for verb in (Drop, SwapOut):
@@ -164,7 +165,7 @@ def test_what_would_free_a_frozen_slot_is_refused_until_the_release(graphs: Scen
 def test_an_expired_graph_lease_keeps_its_slots_from_others_until_its_process_says_idle(graphs: Scene) -> None:
     session, other = graphs.session(0), graphs.session(0)
     tokens = prompt("expired")
-    graph, static = captured(session, tokens)
+    graph, static = captured(session, tokens, buffers)
     pinned = sum(map(len, NEEDED_AT_64.values()))
     lease = session.acquire(tokens, graph=graph, lease_s=0.3).lease
     assert lease is not None
