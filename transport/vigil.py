@@ -1,9 +1,9 @@
 """Waiting awake for a moment before sleeping: a core that slept runs the same code two to six times as slowly.
 
 Who expects something within microseconds polls for it, a bounded time: a client for its reply, a holder for the
-next request of whoever it has just served. Whether that pays is learned: a wait in vain is followed by one that
-sleeps at once, then by 3, by 7, by at most :data:`ASLEEP_MAX`. So rare requests, long ones and machines without a
-free core cost next to nothing.
+next request of whoever it has just served. Whether that pays is learned: a wait in vain, or one that had its core
+taken away meanwhile, is followed by one that sleeps at once, then by 3, by 7, by at most :data:`ASLEEP_MAX`. So rare
+requests, long ones and machines without a free core cost little.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 AWAKE_S = 0.0004
 """How long a wait stays awake, where nobody says otherwise."""
 ASLEEP_MAX = 63
+TAKEN_S = 0.00005
+"""Two looks so far apart had somebody else on the core in between."""
 
 
 class Vigil:
@@ -43,12 +45,16 @@ class Vigil:
         """Poll until it is ready, if this wait stays awake, and no longer than it may. Whether it is known to be ready."""
         if not self.begins():
             return False
-        until_s = self.now() + self.awake_s
+        looked_s = self.now()
+        until_s, alone = looked_s + self.awake_s, True
         while not ready():
-            if self.now() >= until_s:
+            now_s = self.now()
+            alone = alone and now_s - looked_s < TAKEN_S
+            looked_s = now_s
+            if now_s >= until_s:
                 self.ended(in_time=False)
                 return False
-        self.ended(in_time=True)
+        self.ended(in_time=alone and self.now() - looked_s < TAKEN_S)
         return True
 
 
