@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -22,7 +22,7 @@ def watch(running: Fabric, *, every_s: float, times: int | None) -> None:
     """Look every ``every_s`` seconds until Ctrl-C, or so many times."""
     with Live(auto_refresh=False, screen=False) as live:
         for found, rates in looks(running, every_s, times):
-            live.update(Group(tables(found), since(rates)), refresh=True)
+            live.update(tables(found, since(rates)), refresh=True)
 
 
 def tell(running: Fabric, *, every_s: float, times: int | None) -> None:
@@ -75,10 +75,10 @@ def since(rates: dict[str, float]) -> RenderableType:
         f"{rates['acquires_per_s']:,.0f} acquires/s",
         f"{rates['asked_tokens_per_s']:,.0f} tokens asked/s",
         f"{rates['granted_tokens_per_s']:,.0f} granted/s",
-        f"{size(int(rates['moved_bytes_per_s']))}/s between holders",
+        f"{size(int(rates['moved_bytes_per_s']))}/s moved",
         f"{size(int(rates['restored_bytes_per_s']))}/s restored",
     ]
-    return Text("   ".join(parts), style="cyan")
+    return Text("  ".join(parts), style="cyan")
 
 
 def _sum(found: dict[str, Any], counter: str) -> int:

@@ -55,9 +55,12 @@ def pools_by_kind(status: Mapping[str, Any]) -> dict[str, Counter[str]]:
     return found
 
 
-def tables(status: Mapping[str, Any]) -> RenderableType:
-    """Everything at a glance."""
-    parts = [_head(status), _processes(status), _pools(status), _work(status), _funnel(status)]
+def tables(status: Mapping[str, Any], *lines: RenderableType) -> RenderableType:
+    """Everything at a glance: what concerns all of it first, for a terminal may have too few rows for every process.
+
+    ``lines``: more of that kind.
+    """
+    parts = [_head(status), *lines, _funnel(status), _pools(status), _work(status), _processes(status)]
     return Group(*parts)
 
 
