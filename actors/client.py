@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
+
 from ..fabric import messages, wire
-from ..fabric.arena import Arena, ArenaLayout, Memory
+from ..fabric.arena import Arena, ArenaLayout, Bytes, Memory
 from ..fabric.kinds import FabricError
 from ..fabric.messages import (
     Acquire,
@@ -23,10 +25,13 @@ from ..fabric.messages import (
     Member,
     Misuse,
     SlotsRequest,
+    StoreBegin,
+    StoreBegun,
 )
 from ..fabric.repeats import ACQUIRES, ANSWERS, Repeats
 from ..transport.control_client import Answer, BlockingClient, ConnectionLost, RequestFailed, RequestTimedOut
 from ..transport.memfd import WritableSlots, map_read_only
+from ..transport.slot_files import Row, SlotReader, SlotWriter
 from ..transport.vigil import AWAKE_S, Vigil
 from .clock import MONOTONIC, Clock
 
@@ -148,7 +153,7 @@ class HolderClient(_Line):
         self._closed = False
         self._main = self._connect()
         try:
-            self.arena, self.incarnation = self._map()
+            self.arena, self.incarnation, self._reader = self._map()
         except BaseException:
             self._main.close()
             raise
@@ -173,16 +178,16 @@ class HolderClient(_Line):
     def _connect(self) -> BlockingClient:
         return self._connect_to(self.member.unix, vigil=self._vigil)
 
-    def _map(self) -> tuple[Arena, int]:
+    def _map(self) -> tuple[Arena, int, SlotReader]:
         answer = self._request(self._main, ArenaRequest("arena"), REQUEST_TIMEOUT_S)
         reply = wire.decode(answer.payload)
         if not isinstance(reply, ArenaReply) or len(answer.descriptors) != 1:
             for fd in answer.descriptors:
                 os.close(fd)
             raise FabricError(f"holder {self.member.address}: its arena was not handed over: {reply}")
-        return map_read_only(
-            answer.descriptors[0], ArenaLayout.of_plain(reply.pools, reply.places, reply.slab_bytes)
-        ), reply.incarnation
+        layout = ArenaLayout.of_plain(reply.pools, reply.places, reply.slab_bytes)
+        reader = SlotReader(os.dup(answer.descriptors[0]), layout)
+        return map_read_only(answer.descriptors[0], layout), reply.incarnation, reader
 
     def call(self, record: Any, expect: type[R], timeout_s: float = REQUEST_TIMEOUT_S) -> R:
         """Ask and wait. Raises HolderLost, or FabricError where the request makes no sense.
@@ -280,20 +285,36 @@ class HolderClient(_Line):
         with self._lock:
             self._told = [message for message in self._told if message not in told]
 
-    def writable(self, attempt: int, slots: list[int]) -> Writable:
-        """The attempt's own slots, mapped for writing."""
+    def begin(self, record: StoreBegin, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[StoreBegun, SlotWriter | None]:
+        """Begin an attempt, over the main connection; with its slots' descriptor where they lie in host memory."""
+        (answer,) = self._request_in_order(self._main, [record], timeout_s)
+        writers = [SlotWriter(fd, self.arena.layout) for fd in answer.descriptors]
+        begun = expect_reply(self._decoded(answer.payload), StoreBegun)
+        if self.on_gpu or not any(run.indices for run in begun.slots):
+            return begun, None
+        return begun, writers[0] if writers else self.writer(begun.attempt)
+
+    def writer(self, attempt: int) -> SlotWriter:
+        """What the attempt's own slots are written by. Raises FabricError for an attempt that is not open."""
         answer = self._request(self._main, SlotsRequest("slots", attempt), REQUEST_TIMEOUT_S)
+        writers = [SlotWriter(fd, self.arena.layout) for fd in answer.descriptors]
         done = expect_reply(wire.decode(answer.payload), Done)
-        if done.refused is not None or len(answer.descriptors) != 1:
-            for fd in answer.descriptors:
-                os.close(fd)
+        if done.refused is not None or len(writers) != 1:
             raise FabricError(f"attempt {attempt}: {done.detail}")
-        if self.arena.layout.cuda_bytes:
-            os.close(answer.descriptors[0])
+        return writers[0]
+
+    def writable(self, attempt: int, slots: list[int], writer: SlotWriter | None = None) -> Writable:
+        """The attempt's own slots, mapped for writing; ``writer`` is taken over. Raises as :meth:`writer`."""
+        if self.on_gpu:
             from ..transport.gpu import WritableGpuSlots
 
             return WritableGpuSlots(self.gpu, slots)
-        return WritableSlots.map(answer.descriptors[0], self.arena.layout, slots)
+        return WritableSlots.map((writer or self.writer(attempt)).take(), self.arena.layout, slots)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether what readers map lies in a GPU's memory."""
+        return bool(self.arena.layout.cuda_bytes)
 
     @functools.cached_property
     def gpu(self) -> GpuPools:
@@ -311,6 +332,17 @@ class HolderClient(_Line):
         if not self.arena.layout.cuda_bytes or self.arena.layout.memory_of(slot) is Memory.HOST:
             return self.arena.content(slot)
         return self.gpu.slot(slot)[: int(self.arena.lengths[slot])]
+
+    def fill(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """Copy slots (number, row) into rows, each from its slot's start, many in one pass. Raises ValueError for a row too long."""
+        if not self.on_gpu:
+            self._reader.read(rows)
+            return
+        for slot, row in rows:
+            content, at = in_host_memory(self.content(slot)), 0
+            for part in row:
+                np.copyto(part, content[at : at + part.nbytes])
+                at += part.nbytes
 
     def settle(self) -> None:
         """Wait for what this process has queued on the holder's GPU: only then does a check judge what was read."""
@@ -330,6 +362,11 @@ class HolderClient(_Line):
             for client in self._idle:
                 client.close()
             self._idle.clear()
+
+
+def in_host_memory(view: Any) -> Bytes:
+    """A view as an array: one of a holder's GPU is copied, others stay as they are."""
+    return view if isinstance(view, np.ndarray) else view.cpu().numpy()
 
 
 def expect_reply(reply: Any, expect: type[R]) -> R:

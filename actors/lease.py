@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ from ..fabric.model import ModelSpec
 from ..fabric.requests import refusal_of
 from ..fabric.settings import read, written
 from ..transport.link import host_identity
+from ..transport.slot_files import Row
 from .client import HolderClient, HolderLost, request_id
 from .clock import MONOTONIC, Clock
 
@@ -58,8 +59,8 @@ class GroupView(Mapping[int, Any]):
     Where readers' memory is a GPU's, a tensor on that GPU; CUDA cannot make it read-only: do not write to it.
     """
 
-    def __init__(self, content: Callable[[int], Any], run: SlotRun) -> None:
-        self._content = content
+    def __init__(self, client: HolderClient, run: SlotRun) -> None:
+        self._client = client
         self._run = run
 
     @functools.cached_property
@@ -67,13 +68,22 @@ class GroupView(Mapping[int, Any]):
         return dict(zip(self._run.indices, np.frombuffer(self._run.slots, dtype="<u4").tolist(), strict=True))
 
     def __getitem__(self, index: int) -> Any:
-        return self._content(self._slots[index])
+        return self._client.content(self._slots[index])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._run.indices)
 
     def __len__(self) -> int:
         return len(self._run.indices)
+
+    def fill(self, rows: Iterable[tuple[int, Row]]) -> None:
+        """Copy objects (index, row) into rows of host memory, each from its start, many in one pass.
+
+        A row is contiguous uint8 arrays that follow each other. Trust it after the lease's next check. Raises KeyError for
+        an index that is not leased, ValueError for a row longer than an object.
+        """
+        slots = self._slots
+        self._client.fill([(slots[index], row) for index, row in rows])
 
     def slot(self, index: int) -> int:
         """The slot that bears an object: constant over the whole lease."""
@@ -83,11 +93,11 @@ class GroupView(Mapping[int, Any]):
 class Views(Mapping[str, GroupView]):
     """All leased groups. A model of several shards: :meth:`of` names the shard."""
 
-    def __init__(self, model: ModelSpec, parts: Sequence[tuple[LeasePart, Callable[[int], Any]]]) -> None:
+    def __init__(self, model: ModelSpec, parts: Sequence[tuple[LeasePart, HolderClient]]) -> None:
         self._views: dict[tuple[str, int], GroupView] = {}
-        for part, content in parts:
+        for part, client in parts:
             for run in part.slots:
-                self._views[model.groups[run.group].name, run.shard] = GroupView(content, run)
+                self._views[model.groups[run.group].name, run.shard] = GroupView(client, run)
 
     def of(self, group: str, shard: int) -> GroupView:
         """Raises KeyError for a group that nothing is leased of."""
@@ -136,7 +146,7 @@ class Lease:
     @functools.cached_property
     def views(self) -> Views:
         """All leased groups, in shared memory."""
-        return Views(self._model, [(part, self._clients[part.holder].content) for part in self.grant.parts])
+        return Views(self._model, [(part, self._clients[part.holder]) for part in self.grant.parts])
 
     @property
     def tokens(self) -> int:

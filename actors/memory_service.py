@@ -19,6 +19,7 @@ from ..fabric.messages import (
     Payload,
     ReadSlots,
     SlotsRequest,
+    StoreBegun,
     WriteSlots,
 )
 from ..transport.control_socket import Reply
@@ -71,6 +72,19 @@ class MemoryService(Service):
         pools, places = layout.pools_plain(), layout.places_plain()
         reply = ArenaReply(record.request, self.address, self.incarnation, weights, pools, places, layout.slab_bytes)
         return wire.encode(reply)
+
+    def answered(self, client: str, record: Any) -> Reply:
+        """An attempt's slots come with the descriptor to write them by, where the client can be handed one.
+
+        Who has no use for it closes it. In GPU memory slots are opened another way.
+        """
+        reply = super().answered(client, record)
+        if not isinstance(record, StoreBegun) or self.gpu is not None or not any(run.indices for run in record.slots):
+            return reply
+        if not client.startswith(UNIX_CLIENT) or not isinstance(reply, bytes):
+            return reply
+        self._maps_memory(client)
+        return reply, [self._for_writers]
 
     def _slots_reply(self, client: str, record: SlotsRequest) -> Reply:
         attempt = self.core.stores.attempts.get(record.attempt)

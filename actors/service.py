@@ -328,8 +328,13 @@ class Service:
             self._waiting.pop(key, None)
             raise
         if awaited.record is not None:
-            return self._encoded(awaited.record)
+            return self.answered(client, awaited.record)
         return self._reply(awaited.future)
+
+    def answered(self, client: str, record: Any) -> Reply:
+        """The core's reply to a request that it answered at once."""
+        del client
+        return self._encoded(record)
 
     def _encoded(self, record: Any) -> bytes:
         return self._answers.encode(record) if type(record) is Answer else wire.encode(record)

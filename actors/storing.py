@@ -13,11 +13,11 @@ import numpy.typing as npt
 from ..fabric.growth import retired_by_growth
 from ..fabric.identity import PromptKeys
 from ..fabric.kinds import FabricError, Reason
-from ..fabric.messages import Done, Mark, Objects, StoreBegin, StoreBegun, StoreItem
+from ..fabric.messages import Done, Mark, Objects, StoreBegin, StoreItem
 from ..fabric.model import ModelSpec
 from ..fabric.passport import Abi
 from .approximate import Approximations
-from .attempt import Attempt, Stored, copy_into
+from .attempt import Attempt, Stored, bytes_of, copy_into
 from .checkpoints import Checkpoints
 from .client import HolderClient, HolderLost, request_id
 from .holders import Holders
@@ -151,10 +151,10 @@ class Storing:
 
         def ask() -> Attempt | Stored:
             client = self._holders.client(self._holders.of_shard(shard))
-            begun = client.call(message, StoreBegun)
+            begun, writer = client.begin(message)
             if begun.refused is not None:
                 return Stored(begun.refused, begun.group)
-            return Attempt(self.model, client, begun, partial(self._wrote, keys, client))
+            return Attempt(self.model, client, begun, writer, partial(self._wrote, keys, client))
 
         try:
             return self._holders.again(ask)
@@ -164,15 +164,19 @@ class Storing:
     def _fill(self, begun: Attempt | Stored, objects: ObjectsByGroup) -> Stored:
         if isinstance(begun, Stored):
             return begun
+        wanted = ((group, index, views[index]) for group, views in objects.items() for index in views)
+        given = [entry for entry in wanted if entry[:2] in begun]
         try:
-            for group, views in objects.items():
-                for index, array in views.items():
-                    if (group, index) in begun:
-                        copy_into(begun.view(group, index), array, f"objects.{group}[{index}]")
+            if begun.on_gpu:  # as arrays or as tensors of any device
+                for group, index, array in given:
+                    copy_into(begun.view(group, index), array, f"objects.{group}[{index}]")
+                return begun.commit()
+            size = {group: self.model.group(group).block_bytes for group in objects}
+            rows = [(g, i, [bytes_of(array, size[g], f"objects.{g}[{i}]")]) for g, i, array in given]
         except FabricError:
             begun.abort()
             raise
-        return begun.commit()
+        return begun.store(rows)
 
     def _wrote(self, keys: PromptKeys, client: HolderClient, done: Done) -> None:
         """Remember what this session stored: its next look-ups see it, and no old answer hides it."""

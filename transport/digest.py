@@ -17,7 +17,7 @@ A layout names the way its payload is digested:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -52,6 +52,16 @@ def copy_and_checksum(dst: Bytes, src: Bytes) -> bytes:
     for start in range(0, src.nbytes, STEP_BYTES):
         part = dst[start : start + STEP_BYTES]
         np.copyto(part, src[start : start + STEP_BYTES])
+        digest.update(part.data)
+    return digest.digest()
+
+
+def checksum_of_parts(parts: Sequence[Bytes]) -> bytes:
+    """:func:`checksum` of arrays as if they were one."""
+    if len(parts) == 1:
+        return checksum(parts[0])
+    digest = xxhash.xxh3_128()
+    for part in parts:
         digest.update(part.data)
     return digest.digest()
 
@@ -127,6 +137,11 @@ def lanes_checksum(view: Bytes) -> bytes:
     return lanes.digest()
 
 
+def lanes_checksum_of_parts(parts: Sequence[Bytes]) -> bytes:
+    """:func:`lanes_checksum` of arrays as if they were one."""
+    return lanes_checksum(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+
 def copy_and_lanes_checksum(dst: Bytes, src: Bytes) -> bytes:
     """Copy ``src`` into ``dst`` (equal lengths) and return the ``lanes_128`` of what then lies in ``dst``."""
     lanes = _Lanes()
@@ -145,21 +160,31 @@ class Digester(Protocol):
         """16 bytes over a contiguous uint8 array."""
 
     @property
+    def of_parts(self) -> Callable[[Sequence[Bytes]], bytes]:
+        """16 bytes over contiguous uint8 arrays, one or more, as if they were one."""
+
+    @property
     def copy(self) -> Callable[[Bytes, Bytes], bytes]:
         """Copy the second into the first, of equal length; the digest of what then lies there."""
 
 
 class _Way:
-    """A Digester of two functions."""
+    """A Digester of three functions."""
 
-    def __init__(self, checksum_of: Callable[[Bytes], bytes], copy: Callable[[Bytes, Bytes], bytes]) -> None:
+    def __init__(
+        self,
+        checksum_of: Callable[[Bytes], bytes],
+        of_parts: Callable[[Sequence[Bytes]], bytes],
+        copy: Callable[[Bytes, Bytes], bytes],
+    ) -> None:
         self.checksum = checksum_of
+        self.of_parts = of_parts
         self.copy = copy
 
 
 _WAYS: dict[Checksum, Digester] = {
-    Checksum.XXH3_128: _Way(checksum, copy_and_checksum),
-    Checksum.LANES_128: _Way(lanes_checksum, copy_and_lanes_checksum),
+    Checksum.XXH3_128: _Way(checksum, checksum_of_parts, copy_and_checksum),
+    Checksum.LANES_128: _Way(lanes_checksum, lanes_checksum_of_parts, copy_and_lanes_checksum),
 }
 
 

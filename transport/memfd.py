@@ -7,14 +7,16 @@ Who maps what::
     reader    whole arena, read-only       map_read_only(fd, layout), fd from ArenaMemory.read_only_fd()
     writer    own attempt's slots only     WritableSlots.map(fd, layout, slots), fd from ArenaMemory.read_write_fd()
 
+Whole rows are written and read by the descriptors themselves (``slot_files``), and nothing is mapped for it.
+
 A memfd has no name: it lives as long as a descriptor or a mapping of it does, so kill -9 leaves
 nothing behind. It is sealed against shrinking and growing, because a reader of a shrunken file
 dies of SIGBUS. What each handle does when dropped: a mapping ends with the last numpy view into it,
 never earlier, so that no view points at memory that is gone; descriptors are closed by whoever
 received them (``map_read_only`` and ``WritableSlots.map`` take the descriptor over and close it).
 
-The read-write descriptor is trust among processes of one user, not a wall between users: a writer
-maps its own slots and closes the descriptor at once, so that a stray pointer cannot reach more.
+The read-write descriptor is trust among processes of one user, not a wall between users: a writer maps its own
+slots only and closes the descriptor with it, or writes them and closes it then, so that a stray pointer cannot reach more.
 """
 
 from __future__ import annotations
@@ -339,12 +341,13 @@ class WritableSlots:
 
 
 def _page_runs(layout: ArenaLayout, slots: Sequence[int]) -> list[list[int]]:
-    """Slots in order, cut where the next one does not begin where the last one's pages end."""
+    """Slots in the order of the file, cut where the next one does not begin where the last one's pages end."""
     runs: list[list[int]] = []
-    for slot in sorted(set(slots)):
-        layout.pool_of(slot)
-        if runs and runs[-1][-1] == slot - 1:
+    end = -1
+    for offset, slot in sorted((layout.offset_of(slot), slot) for slot in set(slots)):
+        if offset == end:
             runs[-1].append(slot)
         else:
             runs.append([slot])
+        end = offset + layout.pools[layout.pool_of(slot)].stride_bytes
     return runs

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...actors.attempt import Stored, copy_into
+from ...actors.attempt import Stored, joined
+from ...actors.client import in_host_memory
 from ...actors.lease import Lease
 from ...actors.session import Session
 from ...fabric.identity import PromptKeys
@@ -129,7 +130,7 @@ class NamedBlocks:
         """Copy rows into the fabric's memory; what is there already stays. A batch is visible as a whole or not at all."""
         moved = Moved()
         if self._audits is not None:
-            self._audits.recomputed(names, [_joined(row, self.block_bytes) for row in rows])
+            self._audits.recomputed(names, [joined(_parts(row), self.block_bytes) for row in rows])
         for batch in _batches(len(names), self.block_bytes):
             stored = self._store(self.keys([names[i] for i in batch]), [rows[i] for i in batch])
             if stored.refused is None:
@@ -142,10 +143,9 @@ class NamedBlocks:
         begun = self.session.begin(keys, {self._group: range(len(rows))})
         if isinstance(begun, Stored):
             return begun
-        for place, row in enumerate(rows):
-            if (self._group, place) in begun:
-                _fill(begun.view(self._group, place), row, f"row {place}")
-        return begun.commit()
+        return begun.store(
+            [(self._group, place, _parts(row)) for place, row in enumerate(rows) if (self._group, place) in begun]
+        )
 
     # --- load ----------------------------------------------------------------------------------
 
@@ -182,12 +182,8 @@ class NamedBlocks:
         """Copy what is leased, and let it count only if it was the leased bytes to the end."""
         reused = 0
         try:
-            refused = lease.check()
-            if refused is None:
-                view = lease.views[self._group]
-                for index, place in enumerate(places):
-                    _spread(in_host_memory(view[index]), rows[place])
-                refused = lease.check()
+            lease.views[self._group].fill((index, _parts(rows[place])) for index, place in enumerate(places))
+            refused = lease.check()  # after the last read: that is what proves all of them
             if refused is None:
                 moved.done.extend(places)
                 reused = self.tokens_of(names[i] for i in places)
@@ -217,41 +213,8 @@ class NamedBlocks:
         self.session.close()
 
 
-def in_host_memory(view: Any) -> Bytes:
-    """A leased view as an array: one of a holder's GPU is copied, others stay as they are."""
-    return view if isinstance(view, np.ndarray) else view.cpu().numpy()
-
-
-def _joined(row: Row, block_bytes: int) -> Bytes:
-    """A row as one array."""
-    if isinstance(row, np.ndarray):
-        return row
-    whole: Bytes = np.zeros(block_bytes, dtype=np.uint8)
-    _fill(whole, row, "row")
-    return whole
-
-
-def _fill(target: Any, row: Row, where: str) -> None:
-    """Copy a row into its slot, part by part where the slot is host memory. Raises FabricError for more than it holds."""
-    if isinstance(row, np.ndarray):
-        copy_into(target, row, where)
-        return
-    if not isinstance(target, np.ndarray):
-        copy_into(target, _joined(row, int(target.nbytes)), where)
-        return
-    at = 0
-    for part in row:
-        copy_into(target[at : at + part.nbytes], part, where)
-        at += part.nbytes
-    target[at:] = 0
-
-
-def _spread(block: Bytes, row: Row) -> None:
-    """Copy a block's bytes into a row, or into its parts."""
-    at = 0
-    for part in (row,) if isinstance(row, np.ndarray) else row:
-        np.copyto(part, block[at : at + part.nbytes])
-        at += part.nbytes
+def _parts(row: Row) -> Sequence[Bytes]:
+    return (row,) if isinstance(row, np.ndarray) else row
 
 
 def _batches(count: int, block_bytes: int) -> Iterator[range]:

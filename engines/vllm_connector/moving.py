@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
+from ...actors.client import in_host_memory
 from ...actors.lease import Lease
 from ...actors.session import Session
 from ...fabric.identity import PromptKeys
 from ...fabric.kinds import FabricError
 from ..shared.audit import Audit, Audits
-from ..shared.named_blocks import Bytes, in_host_memory
+from ..shared.named_blocks import Bytes
 from .steps import Load, Save
 
 logger = init_logger(__name__)

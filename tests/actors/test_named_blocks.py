@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 
 import kvfabric
 from kvfabric import Fabric, FabricError
+from kvfabric.actors.client import HolderClient
 from kvfabric.engines.shared.audit import Audits
 from kvfabric.engines.shared.named_blocks import NamedBlocks, blocks_model
+from kvfabric.fabric.kinds import Reason
+from kvfabric.transport.slot_files import SlotWriter
 
 from .conftest import Away
 from .stories import eventually
@@ -75,6 +80,66 @@ def test_what_is_absent_is_refused_and_costs_nothing_else(here: NamedBlocks) -> 
     assert np.array_equal(into[[1, 2, 4, 5]], rows)
     assert moved.reused_tokens == 4 * 16
     assert here.present(wanted) == [False, True, True, False, True, True]
+
+
+def test_a_store_is_two_requests_and_a_load_is_one(here: NamedBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    whole = HolderClient._request_in_order
+
+    def counted(self: Any, client: Any, records: Any, timeout_s: float) -> Any:
+        asked.extend(type(record).__name__ for record in records)
+        return whole(self, client, records, timeout_s)
+
+    monkeypatch.setattr(HolderClient, "_request_in_order", counted)
+    monkeypatch.setattr(HolderClient, "writer", lambda *_: pytest.fail("the descriptor comes with the slots"))
+    assert here.store(names(3, "few"), rows_of(3)).ok
+    assert here.load(names(3, "few"), np.zeros((3, BYTES), np.uint8)).ok
+    assert asked == ["StoreBegin", "StoreCommit", "Acquire"]
+
+
+def test_a_holder_that_hands_no_descriptor_over_is_asked_for_it(
+    here: NamedBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an earlier release."""
+    whole, writer = HolderClient._request_in_order, HolderClient.writer
+    asked: list[int] = []
+
+    def without(self: Any, client: Any, records: Any, timeout_s: float) -> Any:
+        answers = whole(self, client, records, timeout_s)
+        for descriptor in (fd for answer in answers for fd in answer.descriptors):
+            os.close(descriptor)
+        return [answer._replace(descriptors=()) for answer in answers]
+
+    def asking(self: HolderClient, attempt: int) -> SlotWriter:
+        asked.append(attempt)
+        return writer(self, attempt)
+
+    monkeypatch.setattr(HolderClient, "_request_in_order", without)
+    monkeypatch.setattr(HolderClient, "writer", asking)
+    rows, into = rows_of(3, seed=7), np.zeros((3, BYTES), np.uint8)
+    assert here.store(names(3, "older"), rows).ok
+    assert here.load(names(3, "older"), into).ok
+    assert np.array_equal(into, rows)
+    assert len(asked) == 1
+
+
+def test_where_memory_cannot_take_a_row_nothing_is_stored_and_no_slot_is_kept(
+    named: Fabric, here: NamedBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no memory")
+
+    def in_hand() -> list[Any]:
+        return [(holder["attempts"], holder["pools"]) for holder in named.status()["holders"]]
+
+    before = eventually(in_hand, lambda found: all(not attempts for attempts, _ in found))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwritev", full)
+        moved = here.store(names(3, "full"), rows_of(3))
+    assert moved.refused == dict.fromkeys(range(3), Reason.ADMISSION_LIMIT)
+    assert in_hand() == before
+    assert here.present(names(3, "full")) == [False] * 3
+    assert here.store(names(3, "full"), rows_of(3)).ok
 
 
 def test_names_mean_nothing_under_another_salt(here: NamedBlocks, away: Away) -> None:
