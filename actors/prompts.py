@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..fabric.identity import Extra, NamedKeys, Namespace, PromptKeys, as_tokens
+from ..fabric.identity import HASH_SCHEME, Extra, NamedKeys, Namespace, PromptKeys, as_tokens
 from ..fabric.kinds import FabricError
 from ..fabric.messages import Objects
 from ..fabric.model import ModelSpec
 
 KEY = frozenset({"tenant", "salt", "adapter", "extra", "approximate"})
 _WIDE = 32
+_NO_TOKENS = as_tokens(())
 
 
 class Prompts:
@@ -29,17 +30,7 @@ class Prompts:
             if key or other or tokens.namespace.weights != self.weights:
                 raise FabricError("tokens: these digests are of another model or weights, or KEY is given twice")
             return tokens
-        for name in key:
-            if name not in KEY:
-                raise FabricError(f"{name}: not a keyword of this call ({', '.join(sorted(KEY))})")
-        namespace = Namespace(
-            self.model.name,
-            self.weights,
-            _tenant(key.get("tenant", "")),
-            _salt(key.get("salt", b"")),
-            _adapter(key.get("adapter")),
-            approximate=bool(key.get("approximate", False)),
-        )
+        namespace = self._namespace(key, HASH_SCHEME)
         return PromptKeys(self.model, namespace, as_tokens(tokens), _extra(key.get("extra", ())))
 
     def named(self, names: Sequence[bytes], scheme: str, key: Mapping[str, Any]) -> NamedKeys:
@@ -48,8 +39,22 @@ class Prompts:
             raise FabricError(
                 f"model {self.model.name!r}: only with chained: false are blocks named by an engine's hashes"
             )
-        namespace = replace(self.keys((), key).namespace, hash_scheme=scheme)
-        return NamedKeys(self.model, namespace, as_tokens(()), names=tuple(names))
+        return NamedKeys(self.model, self._namespace(key, scheme), _NO_TOKENS, names=tuple(names))
+
+    def _namespace(self, key: Mapping[str, Any], scheme: str) -> Namespace:
+        """Raises FabricError for a bad KEY."""
+        for name in key:
+            if name not in KEY:
+                raise FabricError(f"{name}: not a keyword of this call ({', '.join(sorted(KEY))})")
+        return Namespace(
+            self.model.name,
+            self.weights,
+            _tenant(key.get("tenant", "")),
+            _salt(key.get("salt", b"")),
+            _adapter(key.get("adapter")),
+            scheme,
+            bool(key.get("approximate", False)),
+        )
 
     def exact(self, keys: PromptKeys) -> PromptKeys:
         """The same prompt in the exact namespace."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,21 +65,28 @@ class Namespace:
 
     def digest(self) -> bytes:
         """32 bytes that key the token chain."""
-        adapter = [] if self.adapter is None else [part.encode() for part in self.adapter]
-        return blake3(
-            _fields(
-                self.hash_scheme.encode(),
-                self.model.encode(),
-                self.weights.encode(),
-                self.tenant.encode(),
-                self.salt,
-                _fields(*adapter),
-                *([b"approximate"] if self.approximate else []),
-            ),
-            derive_key_context="kvfabric 2026 namespace",
-        ).digest()
+        return _namespace_digest(self)
 
 
+@lru_cache(256)
+def _namespace_digest(of: Namespace) -> bytes:
+    """Kept: an engine asks in a few namespaces, once for each of its small jobs."""
+    adapter = [] if of.adapter is None else [part.encode() for part in of.adapter]
+    return blake3(
+        _fields(
+            of.hash_scheme.encode(),
+            of.model.encode(),
+            of.weights.encode(),
+            of.tenant.encode(),
+            of.salt,
+            _fields(*adapter),
+            *([b"approximate"] if of.approximate else []),
+        ),
+        derive_key_context="kvfabric 2026 namespace",
+    ).digest()
+
+
+@lru_cache(256)
 def weights_digest16(weights: str) -> bytes:
     """16 bytes that stand for a weights revision in arena headers."""
     return blake3(weights.encode(), derive_key_context="kvfabric 2026 weights revision").digest(16)
