@@ -9,6 +9,7 @@ One noun a file:
 
     described   what vLLM's block hash leaves out, as plain data
     tier        the SecondaryTierManager
+    workers     the threads that its jobs run in
     host        a copier for machines whose device memory is host memory (vLLM's CPU backend)
 
 Importing this package loads no vLLM; its modules do.

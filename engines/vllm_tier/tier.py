@@ -16,8 +16,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,6 +48,7 @@ from ..shared.audit import Audits
 from ..shared.description import digest
 from ..shared.named_blocks import Moved, NamedBlocks, blocks_model
 from .described import SCHEME, described
+from .workers import Workers
 
 logger = init_logger(__name__)
 
@@ -134,11 +135,14 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         self.events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self.events = []
+        elif enable_kv_events:
+            logger.warning(
+                "kvfabric: tier %s says enable_kv_events, but vLLM's own KV events are off: it tells none", tier_type
+            )
         self._stats = OffloadingConnectorStats()
         self._lookup_manager = _Lookups(self.blocks, tier_type)
-        self._storing = ThreadPoolExecutor(1, thread_name_prefix="kvfabric-store")
-        self._loading = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="kvfabric-load")
-        self._under_way: set[Future[None]] = set()
+        self._storing = Workers(1, "kvfabric-store")
+        self._loading = Workers(LOADS_AT_ONCE, "kvfabric-load")
         self._finished: deque[_Done] = deque()
 
     def _session(self, fabric: str, spec: dict[str, Any] | None) -> Session:
@@ -168,16 +172,13 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
     # --- transfers -----------------------------------------------------------------------------
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        if len(self._under_way) >= STORES_QUEUED_MAX:
+        if len(self._storing) >= STORES_QUEUED_MAX:
             self._finished.append(_Done(job_metadata, None, 0.0))
             return
-        self._submit(self._storing, job_metadata, self.blocks.store)
+        self._storing.submit(partial(self._run, job_metadata, self.blocks.store))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        self._submit(self._loading, job_metadata, self.blocks.load)
-
-    def _submit(self, threads: ThreadPoolExecutor, job: TransferJob, move: Callable[..., Moved]) -> None:
-        self._under_way.add(threads.submit(self._run, job, move))
+        self._loading.submit(partial(self._run, job_metadata, self.blocks.load))
 
     def _run(self, job: TransferJob, move: Callable[..., Moved]) -> None:
         began = time.monotonic()
@@ -197,8 +198,6 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         results = []
         while self._finished:
             results.append(self._result(self._finished.popleft()))
-        if results:
-            self._under_way -= {future for future in self._under_way if future.done()}
         return results
 
     def _result(self, done: _Done) -> JobResult:
@@ -225,7 +224,8 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         return bool(self._finished)
 
     def drain_jobs(self) -> None:
-        wait(list(self._under_way))
+        self._storing.drain()
+        self._loading.drain()
 
     # --- what is told --------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Let every store end, then everything else."""
         self._lookup_manager.shutdown()
-        self._storing.shutdown(wait=True)
-        self._loading.shutdown(wait=True)
+        self._storing.shutdown()
+        self._loading.shutdown()
         self.blocks.close()
         self._rows = None  # vLLM unmaps the memory
