@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sglang.srt.mem_cache.hicache_storage import (
@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from ...actors.fabric import attach, connect, connect_ray, launch
 from ...fabric.kinds import FabricError
+from ..shared.audit import Audits
 from ..shared.description import digest
 from ..shared.named_blocks import Moved, NamedBlocks, blocks_model
 from ..shared.parts import Parts, block_count, blocks_of
@@ -75,12 +76,18 @@ class _Pool:
     """Digest of what its pages are made of: pages of another make have other names."""
     blocks: int
     """Fabric blocks of one page."""
+    dtype: str
+    """Of its numbers, by name; "" where they are of several."""
 
 
 def _counted(name: bytes) -> int | None:
     """Which block of its page a block of the KV pool is: a page counts once, and one of a side pool not at all."""
-    pool, *_, block = name.split(b"\n")
-    return int(block.partition(b"/")[0]) if pool == KV.encode() else None
+    return int(name.rpartition(b"\n")[2].partition(b"/")[0]) if _pool_named_in(name) == KV else None
+
+
+def _pool_named_in(name: bytes) -> str:
+    """The pool that a block is of."""
+    return name.partition(b"\n")[0].decode()
 
 
 class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
@@ -113,7 +120,9 @@ class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def _add(self, name: str, pool: Any, pages: PoolPages) -> None:
         made = digest(geometry(pool, pages)).hex()[:16]
-        self._pools[name] = _Pool(name, pool, pages, made, block_count(pages.page_bytes, self.blocks.block_bytes))
+        blocks = block_count(pages.page_bytes, self.blocks.block_bytes)
+        dtype = str(getattr(pool, "dtype", "")).removeprefix("torch.")
+        self._pools[name] = _Pool(name, pool, pages, made, blocks, "" if name in STATE_POOLS else dtype)
 
     def _connected(self, pages: PoolPages) -> NamedBlocks:
         options = self._options
@@ -137,6 +146,7 @@ class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
                 tenant=options.tenant,
                 load_s=options.load_s,
                 kind_of=_counted,
+                audits=Audits(session, lambda name: self._pools[_pool_named_in(name)].dtype),
             )
         except FabricError:
             session.close()
@@ -334,7 +344,7 @@ class KvFabricHiCache(HiCacheStorage):  # type: ignore[misc]
         """The KV pool with as many blocks a page as these flat pages have."""
         pool = self._pools[KV]
         blocks = block_count(tensors[0].nbytes if tensors else 0, self.blocks.block_bytes)
-        return _Pool(pool.name, pool.pool, pool.pages, pool.geometry, blocks)
+        return replace(pool, blocks=blocks)
 
     def exists(self, key: str) -> bool:
         """Whether a page is there, on all ranks."""

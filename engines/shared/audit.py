@@ -82,11 +82,15 @@ class Audit:
 
 
 class Audits:
-    """The audits under way of one session. Thread-safe; at most a few, of bounded bytes."""
+    """The audits under way of one session. Thread-safe; at most a few, of bounded bytes.
 
-    def __init__(self, session: Session, dtype: str) -> None:
+    ``dtype``: the name of the type of all blocks' numbers, or says it of a block's name; what cannot be read as numbers is
+    not audited.
+    """
+
+    def __init__(self, session: Session, dtype: str | Callable[[bytes], str]) -> None:
         self._session = session
-        self._dtype = dtype
+        self._dtype_of: Callable[[bytes], str] = (lambda _: dtype) if isinstance(dtype, str) else dtype
         self._lock = threading.Lock()
         self._open: list[Audit] = []
 
@@ -97,7 +101,9 @@ class Audits:
         with self._lock:
             held = sum(array.nbytes for other in self._open for array in other.held.values())
             full = len(self._open) >= AUDITS_MAX or held + size > AUDIT_BYTES_MAX
-            if full or numbers_of(self._dtype) is None or audit.lease.renew(AUDIT_S) is not None:
+            if full or not all(numbers_of(self._dtype_of(name)) for name in audit.held):
+                return False
+            if audit.lease.renew(AUDIT_S) is not None:
                 return False
             audit.until_s = time.monotonic() + AUDIT_S
             self._open.append(audit)
@@ -113,7 +119,7 @@ class Audits:
                 for name, row in zip(names, rows, strict=True):
                     leased = audit.held.pop(name, None)
                     if leased is not None:
-                        audit.found.add(judge(leased, row, self._dtype))
+                        audit.found.add(judge(leased, row, self._dtype_of(name)))
                 if not audit.held:
                     self._open.remove(audit)
                     ended.append(audit)

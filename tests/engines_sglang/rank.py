@@ -155,6 +155,21 @@ class Rank:
         self.pools["kv"].free(indices)
         return list(done), right
 
+    def note_audits(self) -> None:
+        """From here on remember what audits found."""
+        session = self.backend.blocks.session
+        self.found: list[str] = []
+        tell = session.audited
+
+        def audited(tokens: Any, lease: Any, outcome: Any) -> Any:
+            self.found.append(str(outcome))
+            return tell(tokens, lease, outcome)
+
+        session.audited = audited
+
+    def audits(self) -> list[str]:
+        return self.found
+
     def exists(self, keys: list[str]) -> int:
         return int(self.backend.batch_exists(keys))
 

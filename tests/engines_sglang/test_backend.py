@@ -185,6 +185,23 @@ def test_the_first_rank_launches_a_fabric_that_its_pages_fit(site: Site) -> None
         attach("started").shutdown()
 
 
+@pytest.mark.parametrize(("seed", "outcome"), [(0, "equal"), (1, "mismatch")])
+def test_audited_pages_are_withheld_computed_anew_and_judged(site: Site, seed: int, outcome: str) -> None:
+    """Pages of another seed are what a wrong fabric would have given: the audit is what finds it."""
+    options: dict[str, Any] = {"launch": {"memory_bytes": 8 << 20, "audit_fraction": 1.0}, "fabric": f"audited-{seed}"}
+    writer, reader = site.rank(0, **options), site.rank(1, **options)
+    try:
+        keys = writer.keys(prompt(110 + seed))
+        assert all(writer.store(keys))
+        exists(reader, keys, 6)
+        reader.note_audits()
+        assert reader.load(keys)[0] == [False] * 6, "withheld: SGLang computes them"
+        assert all(reader.store(keys, seed))
+        assert reader.audits() == [outcome]
+    finally:
+        attach(options["fabric"]).shutdown()
+
+
 def test_a_page_larger_than_a_block_is_several(site: Site) -> None:
     model = blocks_model(block_bytes=PAGE_BYTES // 5 + 1, block_tokens=PAGE)
     with kvfabric.launch({"model": model, "memory_bytes": 8 << 20}, name="small") as small:

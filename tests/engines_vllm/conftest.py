@@ -84,14 +84,20 @@ class Site:
         tier: dict[str, Any] | None = None,
         connector: bool = False,
         launch: bool = True,
+        spec: dict[str, Any] | None = None,
         **options: Any,
     ) -> Running:
-        """An engine on a node, its blocks in that fabric; None: an engine as it is without one."""
+        """An engine on a node, its blocks in that fabric; None: an engine as it is without one.
+
+        ``spec``: of the fabric that a connector launches.
+        """
         from kvfabric.engines.vllm_tier.trial import actor_on, connector_config, transfer_config
 
         transfer = None if fabric is None else transfer_config(fabric, **(tier or {}))
         if connector and fabric is not None:
-            transfer = connector_config(fabric, **({"launch": {"memory_bytes": 64 << 20}} if launch else {}))
+            transfer = connector_config(
+                fabric, **({"launch": {"memory_bytes": 64 << 20, **(spec or {})}} if launch else {})
+            )
         handle = actor_on(node, engines.Engine).remote(str(self.model(family, seed)), transfer, options)
         running = Running(handle, self._ray)
         running.generate([[5] * 20], 1)  # less than a block: it leaves nothing

@@ -14,6 +14,14 @@ class Engine(trial.Engine):
     def tier(self) -> Any:
         return self.core.scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
 
+    @property
+    def session(self) -> Any:
+        """Of the tier, or of the connector where the engine has that."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        moving = getattr(get_kv_transfer_group(), "moving", None)
+        return self.tier.blocks.session if moving is None else moving._session
+
     def break_loads(self, every: int) -> None:
         """From here on every so-many-th block that is loaded fails; 0: none."""
         blocks = self.tier.blocks
@@ -35,7 +43,7 @@ class Engine(trial.Engine):
 
     def note_audits(self) -> None:
         """From here on remember what audits found."""
-        session = self.tier.blocks.session
+        session = self.session
         self.found: list[str] = []
         tell = session.audited
 

@@ -30,3 +30,19 @@ def test_what_one_engine_prefilled_another_decodes(site: Site, family: str) -> N
     assert site.reused_tokens(fabric) == 2 * 3 * 192
     site.end(decode)
     site.end(prefill)
+
+
+def test_audited_leases_are_computed_anew_found_right_and_not_counted_as_reused(site: Site) -> None:
+    prompts = [prompt(f"audited in hand {i}") for i in range(2)]
+    expected = site.alone("llama", prompts)
+    prefill = site.engine("llama", 0, "handed-audited", connector=True, spec={"audit_fraction": 1.0})
+    assert prefill.generate(prompts, 1) == [told[:1] for told in expected]
+    eventually(lambda: site.stored("handed-audited"), lambda held: held >= 12)
+    decode = site.engine("llama", 1, "handed-audited", connector=True, launch=False)
+    decode.note_audits()
+    assert decode.generate(prompts) == expected
+    told = eventually(decode.audits, lambda found: len(found) == 2)
+    assert set(told) <= {"equal", "close"}
+    assert site.reused_tokens("handed-audited") == 0
+    site.end(decode)
+    site.end(prefill)

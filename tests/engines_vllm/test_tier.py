@@ -107,6 +107,40 @@ def test_stores_and_loads_are_told_to_vllms_metrics(both: Any) -> None:
     assert both.fabric.get_stats() is None
 
 
+def test_blocks_that_are_stored_are_told_as_kv_events_once_and_no_others(both: Any) -> None:
+    from dataclasses import replace
+
+    from kvfabric.engines.vllm_tier.host import HostTieringSpec
+    from kvfabric.engines.vllm_tier.tier import KvFabricTier
+
+    spec = HostTieringSpec(replace(both.fabric._offloading_spec.config, enable_kv_cache_events=True))
+    tier = KvFabricTier(
+        spec,
+        memoryview(both.rows),
+        "kvfabric",
+        fabric=f"bench-{ROW_BYTES}",
+        weights="bench",
+        enable_kv_events=True,
+        locality="LOCAL",
+    )
+    try:
+        keys = named(5)
+        tier.submit_store(job(1, keys, range(5), load=False))
+        tier.drain_jobs()
+        tier.submit_load(job(2, keys, range(5), load=True))
+        tier.submit_store(job(3, named(2), range(1000, 1002), load=False))  # rows there are none of
+        tier.drain_jobs()
+        assert {result.job_id: result.success for result in tier.get_finished_jobs()}[3] is False
+        (event,) = tier.take_events()
+        assert (event.keys, event.removed, event.medium) == (keys, False, tier.medium)
+        assert event.locality.name == "LOCAL"
+        assert list(tier.take_events()) == []
+        both.move(both.fabric, named(3), load=False)
+        assert list(both.fabric.take_events()) == [], "vLLM's own events are off there"
+    finally:
+        tier.shutdown()
+
+
 def test_every_part_of_what_vllm_leaves_out_is_another_namespace(both: Any) -> None:
     from dataclasses import replace
 
