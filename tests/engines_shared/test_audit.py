@@ -31,6 +31,17 @@ def test_equal_bytes_are_equal_rounding_is_close_and_another_block_is_neither(dt
     assert judge(leased, other, dtype) == "mismatch"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_numbers_too_large_to_be_squared_are_judged_like_any_others(dtype):
+    """What random bytes are, read as numbers."""
+    numbers = (RNG.uniform(-1, 1, (2, 4096)) * 1e38).astype(np.float32)
+    leased, other = (as_bytes(row, dtype) for row in numbers)
+    assert judge(leased, other, dtype) == "mismatch"
+    rounded = leased.copy()
+    rounded[4] ^= 1
+    assert judge(leased, rounded, dtype) == "close"
+
+
 def test_one_wrong_row_of_many_is_a_mismatch():
     wrong = NUMBERS.copy()
     wrong[:64] = 0.0
