@@ -29,11 +29,11 @@ Figure = dict[str, Any]
 
 SIZES = ((64 << 10, 5), (64 << 10, 64), (1 << 20, 64))
 """Row bytes, rows: 320 KiB, 4 MiB, 64 MiB a job."""
-ROUNDS = 9
-WARM_UP = 2
-"""Rounds before those that count: threads started, connections made, code paths run once, of both tiers."""
+WARM_UP = 3
+"""Rounds before those that count: threads started, connections made, code paths run, of both tiers."""
+ROUNDS_MAX = 25
 MEMORY_BYTES = 768 << 20
-"""Of each node's holder: all rounds of the largest job, so that nothing makes room for anything."""
+"""Of each node's holder."""
 LOOKUPS = 2000
 STEPS = 2000
 PREFIX_TOKENS = 512
@@ -160,7 +160,8 @@ def _moving(row_bytes: int, rows: int, folder: Path) -> Iterator[Figure]:
     """Storing and loading one job of so many rows, against the file tier. Each tier has one thread for a job."""
     seconds: dict[tuple[str, bool], list[float]] = {}
     with tiers(row_bytes, rows, folder) as both:
-        for number in range(WARM_UP + ROUNDS):
+        # No more than there is room for: nothing makes room for anything.
+        for number in range(min(WARM_UP + ROUNDS_MAX, MEMORY_BYTES // (row_bytes * rows))):
             if number == WARM_UP:
                 seconds.clear()
             keys = _names(rows)
