@@ -116,6 +116,8 @@ class Attempt:
         """:meth:`write` and :meth:`commit`; an attempt that cannot be written is aborted. Raises KeyError, FabricError."""
         try:
             self.write(objects)
+        except HolderLost:
+            return Stored(Reason.HOLDER_LOST)
         except OSError:
             self.abort()
             return Stored(Reason.ADMISSION_LIMIT)
