@@ -1,8 +1,8 @@
 """Why a hit is as long as it is: the answer to one prompt with the one check that cut it.
 
 Knock out one group at a time: the group whose constraint, lifted alone, lengthens the hit most is
-the cause. Where no single group does, the groups that fail at the next grid position are named
-together. Making usable what is named, in the revision of the :class:`Cut`, lengthens the hit.
+the cause. Where no single group does, the groups that fail together are named: at the next grid position that
+what matches would serve if it were usable, else at the very next. Making usable what is named, in the revision of the :class:`Cut`, lengthens the hit.
 
 What binds groups of one family together is their revision, and that bond is the constraint of the
 tail or indexer ("bears the revision of the block it indexes"), not of the history. So:
@@ -107,9 +107,9 @@ class Table:
         self.erosion, self.rules, self.evidence, self.n, self.top = erosion, erosion.rules, evidence, n, top
         self.mask = ones(top + 1)
         self.revisions = [revisions_of(family, evidence) or [0] for family in self.rules.families]
-        self.by_window = {i: self._serve(i, any_revision(evidence[i])) for i in self.rules.windows}
+        self.by_window = {i: self.serve(i, any_revision(evidence[i])) for i in self.rules.windows}
         self.by_member = [
-            [{i: self._serve(i, evidence[i].usable.get(r, 0)) for i in family} for r in revisions]
+            [{i: self.serve(i, evidence[i].usable.get(r, 0)) for i in family} for r in revisions]
             for family, revisions in zip(self.rules.families, self.revisions, strict=True)
         ]
         self.by_family = [_either([_both(list(row.values()), self.mask) for row in rows]) for rows in self.by_member]
@@ -123,7 +123,8 @@ class Table:
             for revisions, rows in zip(self.revisions, self.by_member, strict=True)
         ]
 
-    def _serve(self, group: int, bits: int) -> int:
+    def serve(self, group: int, bits: int) -> int:
+        """The grid positions that a group serves with these of its objects."""
         bits = present(self.rules.groups[group], bits, self.n)
         return self.erosion.groups[group].serve(bits, self.top, self.rules.grid)
 
@@ -239,6 +240,16 @@ def _reason(table: Table, group: int, revision: int | None, p: int) -> tuple[Rea
     return absent_reason(rule.kind, state=rule.state), False
 
 
+def _next_matched(table: Table, k: int) -> int:
+    """The next grid position behind k that all that matches would serve, were it usable; k + 1 where there is none.
+
+    Snapshots and windows are kept at few positions: where those are barred, that nothing was ever stored at the
+    positions between says nothing.
+    """
+    served = _both([table.serve(i, held.matched) for i, held in enumerate(table.evidence)], table.mask) >> (k + 1)
+    return k + (served & -served).bit_length() if served else k + 1
+
+
 def _off_grid(rules: Rules, named: list[tuple[int, int | None]]) -> Cut:
     named = named or [(0, None)]
     group = named[0][0]
@@ -266,7 +277,11 @@ def cut_of(table: Table, promised: int) -> Cut | None:
         return None
     if k >= room:
         return _off_grid(rules, [])
-    return _knocked_out(table) or _cut(table, k + 1, _failing(table, k + 1))
+    alone = _knocked_out(table)
+    if alone is not None:
+        return alone
+    at = _next_matched(table, k)
+    return _cut(table, at, _failing(table, at))
 
 
 def resolve(

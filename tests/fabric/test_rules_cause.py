@@ -56,6 +56,18 @@ def test_history_before_the_only_snapshot_is_the_cut() -> None:
     assert mended(KV_SSM, evidence, 200) == 160
 
 
+def test_snapshots_that_are_barred_together_are_called_so_where_they_lie() -> None:
+    model = model_of(recurrent("gdn"), recurrent("ssm"), history("full"))
+    barred = Blocked(Reason.QUARANTINED, bits([4]))
+    evidence = [held([], blocked=(barred,)), held([], blocked=(barred,)), held(range(10))]
+    found = resolve(model, evidence, 200)
+    assert (found.tokens, found.hash_tokens, said(found), found.also) == (0, 160, ("gdn", "quarantined"), ("ssm",))
+    assert mended(model, evidence, 200) == 160
+    never = [held([]), held([]), held(range(10))]
+    assert said(resolve(model, never, 200)) == ("gdn", "snapshot_absent")
+    assert mended(model, never, 200) == 32
+
+
 def test_the_snapshot_before_the_end_of_history_is_the_cut() -> None:
     evidence = [held(range(10)), held([2])]
     found = resolve(KV_SSM, evidence, 200)

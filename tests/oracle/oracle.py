@@ -312,7 +312,11 @@ class Oracle:
         reached = {g.name: self.hit(lifted=g.name) for g in self.groups}
         furthest = max(reached.values())
         if furthest == tokens:
-            return self.cut_by(failing, above, chosen)
+            grid = range(above, min(promised + 1, len(self.prompt) - self.drop), self.grid)
+            barred = (p for p in grid if all(self.matches(g, end) for g in self.groups for end in self.owes(g, p)))
+            at = next(barred, above)
+            failing = [g for g in self.groups if self.failing(g, at, chosen.get(self.history(g).name, 0))]
+            return self.cut_by(failing, at, chosen)
         group = next(g for g in self.groups if reached[g.name] == furthest)
         revisions = {}
         for root in self.roots():
