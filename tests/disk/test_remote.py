@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -322,6 +323,29 @@ def test_a_store_that_does_not_answer_holds_up_neither_the_reader_for_ever_nor_t
         s3.signal(signal.SIGCONT)
     healthy(there)
     assert there.session.acquire(tokens).status is Status.FULL_HIT
+
+
+def disk_child(life: Life) -> int:
+    """The process of a holder's disk."""
+    for task in Path(f"/proc/{life.process.pid}/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if b"disk.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    raise AssertionError("the holder has no disk's process")
+
+
+def test_an_upload_that_the_disks_process_did_not_live_to_answer_is_done_by_the_next(nodes: Any, s3: S3) -> None:
+    here = nodes("a" * 40, timeout_s=30.0)
+    healthy(here)
+    s3.signal(signal.SIGSTOP)
+    try:
+        here.store(prompt(1))
+        assert here.swap_out(prompt(1)).refused is None
+        os.kill(disk_child(here), signal.SIGKILL)
+        eventually(lambda: here.status()["counters"].get("uploads_failed", 0), lambda n: n == 1)
+    finally:
+        s3.signal(signal.SIGCONT)
+    uploaded(here, 1)
 
 
 @pytest.mark.long

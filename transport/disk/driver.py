@@ -150,6 +150,8 @@ class DiskTier:
         """Uids of what is on the disk, and of what is in the store."""
         self._own: set[bytes] = set()
         """Of those in the store: what this life put there, to be deleted by it."""
+        self._uploading: dict[bytes, int] = {}
+        """The extents on their way to the store, by uid: each is answered, whatever becomes of it."""
         self._store = RemoteCondition(Health.STARTING, Reason.DISK_UNAVAILABLE, "", 0, 0, 0)
         self._found = 0
         self._doomed: dict[bytes, None] = {}
@@ -297,6 +299,9 @@ class DiskTier:
         self._store_is(RemoteCondition(Health.UNAVAILABLE, Reason.DISK_UNAVAILABLE, self._problem, 0, 0, 0))
         for token in list(self._jobs):
             self._refuse(token)
+        uploading, self._uploading = self._uploading, {}
+        for extent in uploading.values():
+            self._tell(ExtentUploaded(extent, Reason.DISK_UNAVAILABLE))
 
     def _refuse(self, token: int) -> None:
         match effect := self._jobs.pop(token).effect:
@@ -378,6 +383,7 @@ class DiskTier:
             refused = ExtentUploaded(effect.extent, Reason.DISK_UNAVAILABLE)
             asyncio.get_running_loop().call_soon(self._tell, refused)
         else:
+            self._uploading[uid] = effect.extent
             self._post(Upload(uid))
 
     def drop_local(self, effect: DropLocal) -> None:
@@ -510,6 +516,7 @@ class DiskTier:
 
     def _uploaded(self, message: Uploaded) -> None:
         number = self._numbers.get(message.uid)
+        asked = self._uploading.pop(message.uid, number)
         if message.refused is not None:
             logger.info("an extent is not in the store: %s", message.detail)
         elif number is None:
@@ -517,8 +524,8 @@ class DiskTier:
         else:
             self._remote.add(message.uid)
             self._own.add(message.uid)
-        if number is not None:
-            self._tell(ExtentUploaded(number, message.refused))
+        if asked is not None:
+            self._tell(ExtentUploaded(asked, message.refused))
 
     def _store_is(self, condition: RemoteCondition) -> None:
         """The store's condition as told; the core learns what concerns it."""
