@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 RETRY_S = 1.5
 THINK_S = 0.15
 HANG_S = 60.0
+BACK_OFF_S = 0.6
+STORES_WHAT_IT_MISSED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +97,15 @@ class Client:
         writer, reader = Writer(self), Reader(self)
         begun = False
         while True:
-            yield self.rng.expovariate(1 / THINK_S)
+            yield self.rng.expovariate(1 / (BACK_OFF_S if reader.turned_away else THINK_S))
+            reader.turned_away = False
             if self.world.calm:
                 return
             lives = self.lives()
             if lives is None:
                 continue
-            if not begun:
-                begun = True
+            if not begun or (reader.missed and self.rng.random() < STORES_WHAT_IT_MISSED):
+                begun, reader.missed = True, False
                 yield from writer.store(lives)
             elif self.rng.random() < 0.27:
                 yield from writer.act(lives)

@@ -11,6 +11,7 @@ from ...fabric.lifecycle import State
 from ...fabric.supervisor import DrainNode
 from .clients import Client
 from .directories import SHARDS_MAX
+from .shared_store import STORE, Content, Uid
 
 if TYPE_CHECKING:
     from .world import Life, World
@@ -51,13 +52,18 @@ class Faults:
         world = self.world
         if world.calm or world.failure is not None:
             return
-        weights = [weight if world.drains or fault is not Faults.drain_node else 0 for fault, weight in FAULTS]
+        weights = [weight if self._met_here(fault) else 0 for fault, weight in FAULTS]
         fault, _ = self.rng.choices(FAULTS, weights)[0]
         world.trace.note(world.queue.now, "fault", fault.__name__)
         if fault(self):
             world.steps += 1
             world.counts[f"fault {fault.__name__}"] += 1
         world.queue.after(self._pause(), self._strike)
+
+    def _met_here(self, fault: Callable[[Faults], bool]) -> bool:
+        if fault in OF_THE_STORE:
+            return self.world.store is not None
+        return self.world.drains or fault is not Faults.drain_node
 
     def _some_life(self) -> Life | None:
         lives = [life for life in self.world.lives.values() if life.alive and not life.paused]
@@ -142,7 +148,7 @@ class Faults:
     def partition(self) -> bool:
         """Two places lose each other for a while: nodes, the directory's or the supervisor's."""
         world = self.world
-        one, other = self.rng.sample([*world.nodes, *world.directories.nodes, "s"], 2)
+        one, other = self.rng.sample(self._places(), 2)
         pair = frozenset((one, other))
         world.cut.add(pair)
         if "s" in pair:
@@ -151,6 +157,53 @@ class Faults:
                     self._suspect(life)
         world.queue.after(self.rng.choice((0.5, 2.0, 8.0)) * self.rng.uniform(0.5, 1.5), world.cut.discard, pair)
         return True
+
+    def _places(self) -> list[str]:
+        world = self.world
+        return [*world.nodes, *world.directories.nodes, "s", *([STORE] if world.store is not None else [])]
+
+    # --- the shared store ----------------------------------------------------------------------
+
+    def store_down(self) -> bool:
+        """The store cannot be reached by anybody, for a while."""
+        store = self.world.store
+        assert store is not None
+        store.down = True
+        self.world.queue.after(self.rng.uniform(0.5, 4.0), self.store_up)
+        return True
+
+    def store_slow(self) -> bool:
+        """Whatever is asked of the store takes long, for a while."""
+        store = self.world.store
+        assert store is not None
+        store.slow = True
+        self.world.queue.after(self.rng.uniform(2.0, 8.0), self.store_fast)
+        return True
+
+    def store_up(self) -> None:
+        if self.world.store is not None:
+            self.world.store.down = False
+
+    def store_fast(self) -> None:
+        if self.world.store is not None:
+            self.world.store.slow = False
+
+    def store_loses(self) -> bool:
+        """An object of the store is gone, whoever counted on it."""
+        there = self._stored()
+        if there:
+            del there[self.rng.choice(list(there))]
+        return bool(there)
+
+    def store_lies(self) -> bool:
+        """The store gives other bytes than it took: of one block, or of a whole object."""
+        there = list(self._stored().values())
+        if there:
+            self._turn(self.rng.choice(there))
+        return bool(there)
+
+    def _stored(self) -> dict[Uid, Content]:
+        return {} if self.world.store is None else self.world.store.objects
 
     # --- bytes ---------------------------------------------------------------------------------
 
@@ -182,9 +235,18 @@ class Faults:
         if not disk.extents:
             return False
         entries = self.rng.choice(list(disk.extents.values()))
+        self._turn(entries)
+        return True
+
+    def rot_disks(self) -> None:
+        """Something turns on every disk."""
+        for disk in self.world.disks.values():
+            if disk.extents:
+                self._turn(self.rng.choice(list(disk.extents.values())))
+
+    def _turn(self, entries: Content) -> None:
         for _, content in entries if self.rng.random() < 0.5 else [self.rng.choice(entries)]:
             content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
-        return True
 
     def flip(self) -> bool:
         """A byte in memory turns, under nobody's lease; only where every grant verifies."""
@@ -227,4 +289,10 @@ FAULTS: tuple[tuple[Callable[[Faults], bool], int], ...] = (
     (Faults.rot, 4),
     (Faults.flip, 3),
     (Faults.update_weights, 1),
+    (Faults.store_down, 3),
+    (Faults.store_slow, 2),
+    (Faults.store_loses, 3),
+    (Faults.store_lies, 3),
 )
+OF_THE_STORE = frozenset({Faults.store_down, Faults.store_slow, Faults.store_loses, Faults.store_lies})
+"""Faults that only worlds with such a store can meet."""

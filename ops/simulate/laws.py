@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...fabric.effects import Effect, Event, Received, Send
+from ...fabric.effects import (
+    DropLocal,
+    Effect,
+    Event,
+    ReadExtent,
+    Received,
+    ScrubExtent,
+    Send,
+    StartTransfer,
+    UploadExtent,
+    WriteExtent,
+)
+from ...fabric.extents import extent_bytes
 from ...fabric.lifecycle import State
 from ...fabric.messages import (
     Done,
@@ -20,12 +33,27 @@ from ...fabric.messages import (
 )
 from ...fabric.objects import Obj
 from ...fabric.stores import Attempt
+from .machine import digest
+from .models import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from ...fabric.directory import DirectoryCore
     from .world import Life, World
 
 UNFINISHED = frozenset({State.RESERVED, State.FILLING})
+
+
+BURST_S = 0.25
+"""How much of a second's bytes may be moved at once after a pause; as documented, not as imported."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """What one life may still move, in seconds of its budget, and until when its scrubber must wait."""
+
+    at_s: float
+    credit_s: float = BURST_S
+    scrub_due_s: float = 0.0
 
 
 class Laws:
@@ -37,6 +65,7 @@ class Laws:
         self._unproven: list[Obj] = []
         self._stream: tuple[str, tuple[int, int, int] | None] | None = None
         self._least: dict[tuple[int, str], int] = {}
+        self._paces: dict[tuple[str, int], Pace] = {}
 
     # --- stores --------------------------------------------------------------------------------
 
@@ -59,17 +88,18 @@ class Laws:
             elif isinstance(message, StoreBegin):
                 self._begun(life, effects)
         if any(obj.state is State.SEALED for obj in self._unproven):
-            self.world.fail("proof", f"{life}: kept what changed at its source while it was read", life.name)
+            self.world.fail("proof", f"{life}: kept what did not arrive as it was promised", life.name)
         self._rights(life)
 
     def _changed_at_source(self, life: Life, source: str, message: PinEnded) -> Iterator[Obj]:
-        """Objects of a transfer whose source does not say that they are still what was promised."""
+        """Objects of a transfer that did not land whole, or whose source does not say that they are still what was promised."""
         intake = life.core.intake.open.get(message.op)
         if intake is not None and intake.source == source and intake.ready:
             for run, blob in intake.told(message.versions):
                 for at, incoming in enumerate(run):
-                    if blob[at * 8 : at * 8 + 8] != incoming.version:
-                        yield incoming.obj
+                    obj = incoming.obj
+                    if blob[at * 8 : at * 8 + 8] != incoming.version or _landed(life, obj) != obj.checksum:
+                        yield obj
             return
         part = life.core.parts.open_parts.get(message.op)
         known = part.sources.get(source) if part is not None else None
@@ -129,6 +159,47 @@ class Laws:
                 self.world.fail("content", f"{life}: slot {slot} is {said}", life.name)
                 return
 
+    # --- bytes ---------------------------------------------------------------------------------
+
+    def moved(self, life: Life, effect: Effect) -> None:
+        """What a life has moved keeps to its budget, what it reads again to its pace, and what it drops is elsewhere."""
+        now = life.core.ctx.now
+        pace = self._paces.setdefault((life.name, life.incarnation), Pace(now))
+        rate = self.world.budget_bytes_per_s
+        nbytes = self._bytes_of(life, effect)
+        if rate is not None and nbytes:
+            pace.credit_s = min(pace.credit_s + now - pace.at_s, BURST_S)
+            pace.at_s = now
+            if pace.credit_s < -1e-6:
+                late_s = -pace.credit_s
+                self.world.fail("budget", f"{life}: {type(effect).__name__} goes {late_s:.3f} s too early", life.name)
+            pace.credit_s -= nbytes / rate
+        if isinstance(effect, ScrubExtent) and rate is None:
+            scrub_bytes_per_s = self.world.extras.scrub_bytes_per_s
+            if scrub_bytes_per_s is None or now < pace.scrub_due_s - 1e-6:
+                self.world.fail("scrub_pace", f"{life}: reads extent {effect.extent} again too early", life.name)
+            else:
+                pace.scrub_due_s = now + nbytes / scrub_bytes_per_s
+        store = life.machine.store
+        if isinstance(effect, DropLocal) and store is not None and store.uid(effect.extent) not in store.store.ever:
+            self.world.fail("lost", f"{life}: drops extent {effect.extent}, which was never in the store", life.name)
+
+    def _bytes_of(self, life: Life, effect: Effect) -> int:
+        """Payload that an effect moves, from what is known outside the core."""
+        match effect:
+            case ReadExtent():
+                return BLOCK_BYTES * len(effect.reads)
+            case WriteExtent():
+                return sum(entry.length for entry in effect.entries)
+            case StartTransfer():
+                return sum(pair.length for pair in effect.pairs)
+            case ScrubExtent():
+                there = life.machine.disk.extents.get(effect.extent, [])
+                return sum(there[number][0].length for number in effect.entries if number < len(there))
+            case UploadExtent():
+                return extent_bytes([entry for entry, _ in life.machine.disk.extents.get(effect.extent, [])])
+        return 0
+
     # --- lives ---------------------------------------------------------------------------------
 
     def _rights(self, life: Life) -> None:
@@ -160,3 +231,8 @@ class Laws:
     def _place(self, core: DirectoryCore, holder: str) -> tuple[int, int, int] | None:
         stream = core.streams.get(holder)
         return None if stream is None else (stream.incarnation, stream.seq, stream.applied)
+
+
+def _landed(life: Life, obj: Obj) -> bytes:
+    """The checksum of what lies in an object's slot."""
+    return digest(life.arena.payload(obj.slot)[: obj.length])

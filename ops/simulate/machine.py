@@ -21,21 +21,27 @@ from ...fabric.effects import (
     DigestSlots,
     DiskRead,
     DiskWritten,
+    DropLocal,
+    Effect,
     Event,
     ExtentEntry,
+    ExtentScrubbed,
     Moved,
     Pair,
     ReadExtent,
     Restored,
+    ScrubExtent,
     StartTransfer,
     TransferDone,
     TransferFault,
     TransferQuiet,
+    UploadExtent,
     WriteExtent,
 )
 from ...fabric.kinds import Reason
 from .models import Chance
 from .queue import Queue
+from .shared_store import StoreDriver
 
 Feed = Callable[[Event], None]
 
@@ -86,6 +92,32 @@ class Machine:
         self.calm = False
         """No new faults: the run is being wound down."""
         self.counts = counts
+        self.store: StoreDriver | None = None
+        """The way to the store that all nodes share, where there is one."""
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a core asks of memory, disk and store."""
+        match effect:
+            case StartTransfer():
+                self.transfer(effect)
+            case DigestSlots():
+                self.digest_slots(effect)
+            case WriteExtent():
+                self.write(effect)
+            case ReadExtent(remote=True) if self.store is not None:
+                self.store.read(effect)
+            case ReadExtent():
+                self.read(effect)
+            case DeleteExtent():
+                self.delete(effect)
+            case ScrubExtent():
+                self.scrub(effect)
+            case UploadExtent() if self.store is not None:
+                self.store.upload(effect)
+            case DropLocal() if self.store is not None:
+                self.store.drop_local(effect)
+            case _:
+                raise TypeError(f"nobody here can do {type(effect).__name__}")
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -94,7 +126,7 @@ class Machine:
         rng = self.rng
         if self.peer(effect.source, effect.incarnation) is None:
             lost = tuple(Moved(pair.slot, None, TransferFault.PEER_LOST) for pair in effect.pairs)
-            self.queue.after(rng.uniform(0.01, 0.3), self._tell, TransferDone(effect.token, lost))
+            self.queue.after(rng.uniform(0.01, 0.3), self.tell, TransferDone(effect.token, lost))
             return
         fates = [self._fate() for _ in effect.pairs]
         first, rest = rng.uniform(0.001, 0.05), rng.uniform(0.001, 0.15)
@@ -144,7 +176,7 @@ class Machine:
                     Moved(pair.slot, landed if early else None, None if early else TransferFault.TIMED_OUT, quiet=False)
                 )
                 late.append(pair)
-        self._tell(TransferDone(effect.token, tuple(moved)))
+        self.tell(TransferDone(effect.token, tuple(moved)))
         if late:
             self.queue.after(self.rng.uniform(0.05, 2.0), self._land_late, effect, late)
 
@@ -158,33 +190,36 @@ class Machine:
                     self._land(source, pair, 1)
                 else:
                     self.arena.payload(pair.slot)[: pair.length // 2] = 0xA5
-            self._tell(TransferQuiet(effect.token))
+            self.tell(TransferQuiet(effect.token))
 
     def digest_slots(self, effect: DigestSlots) -> None:
         self.queue.after(self.rng.uniform(0.0005, 0.01), self._digested, effect)
 
     def _digested(self, effect: DigestSlots) -> None:
         if self.alive:
-            self._tell(Digested(effect.token, tuple(digest(self.arena.content(slot)) for slot in effect.slots)))
+            self.tell(Digested(effect.token, tuple(digest(self.arena.content(slot)) for slot in effect.slots)))
 
     # --- disk ----------------------------------------------------------------------------------
 
-    def _owned(self) -> bool:
+    @property
+    def owned(self) -> bool:
+        """Whether the disk is this life's."""
         return self.disk.incarnation == self.incarnation
 
-    def _disk_fault(self) -> bool:
+    def disk_fault(self) -> bool:
+        """Whether one more operation on a disk, or the store, meets a fault."""
         return not self.calm and self.rng.random() < self.chance.disk_fault
 
     def write(self, effect: WriteExtent) -> None:
         """Bytes are taken in two pieces; a full disk takes nothing, a torn write claims that it did."""
-        refused = self.disk.refused if self._owned() else Reason.DISK_UNAVAILABLE
-        if refused is None and self._disk_fault():
+        refused = self.disk.refused if self.owned else Reason.DISK_UNAVAILABLE
+        if refused is None and self.disk_fault():
             refused = self.rng.choice((Reason.DISK_FULL, Reason.DISK_UNAVAILABLE, None))
             if refused is None:
                 self.queue.after(self.rng.uniform(0.01, 0.1), self._written, effect, self._take(effect), True)
                 return
         if refused is not None:
-            self.queue.after(self.rng.uniform(0.005, 0.05), self._tell, DiskWritten(effect.token, refused))
+            self.queue.after(self.rng.uniform(0.005, 0.05), self.tell, DiskWritten(effect.token, refused))
             return
         self.queue.after(self.rng.uniform(0.01, 0.3), self._written, effect, self._take(effect), False)
 
@@ -195,7 +230,7 @@ class Machine:
         ]
 
     def _written(self, effect: WriteExtent, first: list[bytes], torn: bool) -> None:
-        if not self.alive or not self._owned():
+        if not self.alive or not self.owned:
             return
         entries = []
         for number, (entry, slot) in enumerate(zip(effect.entries, effect.slots, strict=True)):
@@ -205,7 +240,9 @@ class Machine:
             whole = bytearray((bytes(len(first[number])) if torn and number else first[number]) + rest)
             entries.append((entry, whole))
         self.disk.extents[effect.extent] = entries
-        self._tell(DiskWritten(effect.token, None))
+        if self.store is not None:
+            self.store.written(effect.extent)
+        self.tell(DiskWritten(effect.token, None))
 
     def read(self, effect: ReadExtent) -> None:
         self.queue.after(self.rng.uniform(0.002, 0.05), self._read_piece, effect, 0)
@@ -216,7 +253,7 @@ class Machine:
         return entries[number][1] if number < len(entries) else None
 
     def _read_piece(self, effect: ReadExtent, piece: int) -> None:
-        if not self.alive or not self._owned():
+        if not self.alive or not self.owned:
             return
         for extent, number, slot in effect.reads:
             content = self._bytes_at(extent, number)
@@ -232,20 +269,43 @@ class Machine:
         restored = []
         for extent, number, slot in effect.reads:
             content = self._bytes_at(extent, number)
-            refused = self.disk.refused if self._owned() else Reason.DISK_UNAVAILABLE
-            if refused is None and (content is None or self._disk_fault()):
+            refused = self.disk.refused if self.owned else Reason.DISK_UNAVAILABLE
+            if refused is None and (content is None or self.disk_fault()):
                 refused = Reason.RESTORE_FAILED
             if refused is None and content is not None:
                 self.counts["restored"] += 1
                 restored.append(Restored(slot, digest(self.arena.payload(slot)[: len(content)])))
             else:
                 restored.append(Restored(slot, None, refused))
-        self._tell(DiskRead(effect.token, tuple(restored)))
+        self.tell(DiskRead(effect.token, tuple(restored)))
+
+    def land(self, slot: int, content: bytearray) -> bytes:
+        """Bytes that came, into a slot; the checksum of what lies there then."""
+        self.arena.payload(slot)[: len(content)] = memoryview(content)
+        return digest(self.arena.payload(slot)[: len(content)])
+
+    def scrub(self, effect: ScrubExtent) -> None:
+        self.queue.after(self.rng.uniform(0.02, 0.3), self._scrub, effect)
+
+    def _scrub(self, effect: ScrubExtent) -> None:
+        """Entries read again into memory that is thrown away; () where the disk is not there."""
+        if not self.alive:
+            return
+        there = [self._bytes_at(effect.extent, number) for number in effect.entries]
+        if not self.owned or self.disk.refused is not None or None in there:
+            self.tell(ExtentScrubbed(effect.token, ()))
+            return
+        found = tuple(None if content is None or self.disk_fault() else digest(content) for content in there)
+        self.counts["scrubbed"] += len(found)
+        self.tell(ExtentScrubbed(effect.token, found))
 
     def delete(self, effect: DeleteExtent) -> None:
-        if self._owned():
+        if self.store is not None:
+            self.store.delete(effect.extent)
+        if self.owned:
             self.disk.extents.pop(effect.extent, None)
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
+        """An event for this life, while it lasts."""
         if self.alive:
             self.feed(event)

@@ -151,6 +151,26 @@ def random_chance(rng: random.Random) -> Chance:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What only some worlds have: a store that all nodes share, a scrubber of disks, a budget of bytes a second.
+
+    ``node_bytes_per_s``: what a node's holders may move together.
+    """
+
+    store: bool
+    scrub_bytes_per_s: float | None
+    node_bytes_per_s: float | None
+
+
+def random_extras(rng: random.Random) -> Extras:
+    """Each in a few of all worlds. Extents are uploaded by whole pages: with a store the budget counts those."""
+    store = rng.random() < 0.2
+    scrub = rng.choice((None, None, None, None, 2_000.0))
+    budget = rng.choice((None, None, None, None, 16_000.0, 60_000.0))
+    return Extras(store, scrub, budget * (20 if store else 1) if budget else None)
+
+
 def random_limits(rng: random.Random, model: ModelSpec, slots: list[int]) -> tuple[ByteLimit, ...]:
     """Byte limits that bind now and then, in a third of all runs."""
     if rng.random() > 0.35:

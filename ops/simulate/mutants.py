@@ -12,8 +12,10 @@ from typing import Any
 
 from . import mutants_of_rules as rules
 from . import mutants_of_steps as steps
+from . import mutants_of_tiers as tiers
 from .patches import Patches
 from .run import Report, simulate
+from .world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,28 @@ class Mutant:
     name: str
     mistake: str
     apply: Callable[[Patches], None]
+    met_in: Callable[[World], object] = lambda _: True
+    """In which worlds what is replaced runs at all: in no other is it looked for."""
+
+
+def _slabs(world: World) -> bool:
+    return world.slabs > 0
+
+
+def _drains(world: World) -> bool:
+    return world.drains
+
+
+def _stores(world: World) -> bool:
+    return world.store is not None
+
+
+def _scrubs(world: World) -> bool:
+    return world.extras.scrub_bytes_per_s is not None
+
+
+def _budgets(world: World) -> bool:
+    return world.budget_bytes_per_s is not None
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -56,9 +80,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("replay_for_graphs", "a captured graph is granted a replay", rules.replay_for_graphs),
     Mutant("floors_only_planned", "a limit keeps nothing for another kind", steps.floors_only_planned),
     Mutant("quota_at_start", "a tenant's leases are not counted at the grant", steps.quota_at_start),
-    Mutant("slab_not_empty", "a slab changes hands with what lies in it", steps.slab_not_empty),
-    Mutant("slab_kept", "who gave a slab away goes on using it", steps.slab_kept),
-    Mutant("drain_digest", "what a drain moved is not digested", steps.drain_digest),
+    Mutant("slab_not_empty", "a slab changes hands with what lies in it", steps.slab_not_empty, _slabs),
+    Mutant("slab_kept", "who gave a slab away goes on using it", steps.slab_kept, _slabs),
+    Mutant("drain_digest", "what a drain moved is not digested", steps.drain_digest, _drains),
+    Mutant("upload_refused", "an upload that was refused counts as done", tiers.upload_refused, _stores),
+    Mutant("upload_once", "an upload that failed is not tried again", tiers.upload_once, _stores),
+    Mutant("scrub_once", "a disk is scrubbed once in a life", tiers.scrub_once, _scrubs),
+    Mutant("scrub_keeps", "a wrong copy on disk of what is in memory is kept", tiers.scrub_keeps, _scrubs),
+    Mutant("budget_saved_up", "a pause saves up bytes without end", tiers.budget_saved_up, _budgets),
+    Mutant("budget_of_reads", "what is written out does not count as moved", tiers.budget_of_reads, _budgets),
     Mutant("retired_weights", "a reader does not look at the weights in force", steps.retired_weights),
 )
 
@@ -105,6 +135,8 @@ def hunt(mutant: Mutant, seeds: tuple[int, ...] = SEEDS) -> Hunt:
     """Look for a mutant, seed by seed, until a law is broken."""
     taken = 0
     for seed in seeds:
+        if not mutant.met_in(World(seed)):
+            continue
         report = run_mutant(mutant, seed)
         if report.failure is not None:
             taken += report.failure.step

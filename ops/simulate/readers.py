@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...fabric.arena import Arena
-from ...fabric.kinds import Reason
+from ...fabric.kinds import Reason, Status
 from ...fabric.leases import read_refusal, slots_unchanged
 from ...fabric.messages import (
     Acquire,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LONG_S = 4.0
 """Leases that last this long are read again and again."""
+PASSING = frozenset({Reason.QUOTA, Reason.NOT_GRANTING, Reason.DRAINING})
+"""Refusals that no other prompt would fare better with: who meets one waits."""
 
 Script = Generator[Any, Any, None]
 
@@ -68,6 +70,10 @@ class Reader:
         self.world = client.world
         self.rng = client.rng
         self._graph: Graph | None = None
+        self.missed = False
+        """Whether nothing at all was found last: who computes it stores it."""
+        self.turned_away = False
+        """Whether the last acquire was refused for a reason that takes its time to pass."""
 
     def act(self, lives: list[Life]) -> Script:
         """Acquire something, and use what is granted; or lose patience and say so."""
@@ -89,6 +95,8 @@ class Reader:
         if answer.cause is not None:
             world.counts[f"cause {answer.cause.reason}"] += 1
         self._judge_answer(answer, message, text)
+        self.missed = answer.status is Status.MISS
+        self.turned_away = answer.cause is not None and answer.cause.reason in PASSING
         if answer.grant is None:
             return
         world.counts["granted"] += 1

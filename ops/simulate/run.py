@@ -15,9 +15,11 @@ from ...fabric.messages import Acquire, Answer
 from ...fabric.objects import Obj
 from .clients import Call
 from .faults import Faults
+from .machine import digest
 from .models import PROMPT_TOKENS_MAX, TENANTS, Text
 from .queue import where
-from .world import Failure, World
+from .shared_store import LOOK_S, OBJECTS_MAX, StoreDriver
+from .world import Failure, Life, World
 
 REST_S = 45.0
 """Longer than any lease, attempt, pin or exchange of these worlds lives."""
@@ -115,6 +117,11 @@ class Run:
                 self.faults.wake(life)
         for name in world.lives:
             self.faults.disk_up(name)
+        if world.extras.scrub_bytes_per_s is not None:
+            self.faults.rot_disks()
+        if world.store is not None:  # away until every node saw it: what was lost meanwhile is put there again
+            world.store.down, world.store.slow = True, False
+            world.queue.after(2 * LOOK_S, self.faults.store_up)
         for node in list(world.supervisor.drains):
             world.leave(node)
         self._until(world.queue.now + 12.0)
@@ -161,6 +168,8 @@ class Run:
                 "waiters": len(core.ctx.waiters),
                 "objects on their way down": core.disk.host.at_work,
                 "lost host slots": core.disk.host.pools.lost(),
+                "effects that wait for their bytes' turn": len(core.flow),
+                "uploads": core.disk.remote.uploading,
             }
             for what, count in left.items():
                 if count:
@@ -168,13 +177,39 @@ class Run:
             self._disk_at_rest(life.name)
 
     def _disk_at_rest(self, name: str) -> None:
-        core = self.world.lives[name].core
+        """What lies on a disk is served, what is served lies there or in the store, and what rotted is known."""
+        world, life = self.world, self.world.lives[name]
+        core, there = life.core, world.disks[name].extents
         objects = [obj for table in core.ctx.books.table.values() for obj in table.values()]
         referred = {obj.on_disk[0] for obj in objects if obj.on_disk is not None}
-        extents = set(self.world.disks[name].extents)
-        if extents != referred:
-            odd = sorted(extents ^ referred)
-            self.world.fail("rest", f"{name}: extents {odd} are not both on disk and referred to", name)
+        book = core.disk.extents
+        served = {extent for extent in referred if not book.only_remote(extent)}
+        if set(there) != served:
+            odd = sorted(set(there) ^ served)
+            world.fail("rest", f"{name}: extents {odd} are not both on disk and referred to", name)
+        if life.machine.store is not None:
+            self._store_at_rest(life, life.machine.store, referred)
+        if world.extras.scrub_bytes_per_s is not None:
+            self._scrubbed_at_rest(life)
+
+    def _store_at_rest(self, life: Life, driver: StoreDriver, referred: set[int]) -> None:
+        """What is said to be in the store is there, and what lies on the disk is, as far as there is room."""
+        book, objects = life.core.disk.extents, driver.store.objects
+        said = {extent for extent in referred if book.is_remote(extent)}
+        wrong = [extent for extent in said if driver.uid(extent) not in objects]
+        if wrong:
+            self.world.fail("store", f"{life}: extents {sorted(wrong)} are said to be in the store", life.name)
+        if len(objects) < OBJECTS_MAX and set(book.local()) - said:
+            late = sorted(set(book.local()) - said)
+            self.world.fail("store", f"{life}: extents {late} were never copied to the store", life.name)
+
+    def _scrubbed_at_rest(self, life: Life) -> None:
+        """Whatever rotted on the disk was found without a reader."""
+        book, there = life.core.disk.extents, self.world.disks[life.name].extents
+        for extent in book.local():
+            for number, obj in book.live(extent).items():
+                if obj.bad is None and digest(there[extent][number][1]) != obj.checksum:
+                    self.world.fail("scrub", f"{life}: entry {number} of extent {extent} rots unseen", life.name)
 
     def _converged(self) -> None:
         """The directory knows exactly what the holders have."""
@@ -268,8 +303,8 @@ class Run:
         for life in world.lives.values():
             for (group, shard), table in life.core.ctx.books.table.items():
                 abi = world.layouts.first[group]
-                for index, digest in enumerate(digests[world.model.groups[group].unit_tokens]):
-                    obj = table.get(digest)
+                for index, key in enumerate(digests[world.model.groups[group].unit_tokens]):
+                    obj = table.get(key)
                     if obj is None or obj.bad is not None or obj.abi != abi:
                         continue
                     there.setdefault((group, shard), {}).setdefault(index, set()).add(obj.revision)

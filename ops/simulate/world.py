@@ -15,20 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...fabric import wire
 from ...fabric.arena import Arena, heap_arena
 from ...fabric.context import HolderConfig
-from ...fabric.effects import (
-    DeleteExtent,
-    DigestSlots,
-    Effect,
-    Event,
-    PeerClosed,
-    ReadExtent,
-    Received,
-    Send,
-    StartTransfer,
-    Tick,
-    Undeliverable,
-    WriteExtent,
-)
+from ...fabric.effects import Effect, Event, PeerClosed, Received, Send, Tick, Undeliverable
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
 from ...fabric.invariants import check
@@ -62,6 +49,7 @@ from .models import (
     layout_of,
     planned,
     random_chance,
+    random_extras,
     random_floors,
     random_guess,
     random_host_slots,
@@ -72,6 +60,7 @@ from .models import (
     weights_name,
 )
 from .queue import Queue, Trace, where
+from .shared_store import STORE, SharedStore, StoreDriver
 
 if TYPE_CHECKING:
     from .clients import Client
@@ -131,6 +120,8 @@ class World:
         self.model = planned(random_model(rng), policies)
         self.guess = random_guess(policies)
         self.quotas = random_quotas(policies)
+        self.extras = random_extras(random.Random(f"extras of {seed}"))
+        self.store = SharedStore() if self.extras.store else None
         self.writing = SecondTouch if policies.random() < 0.3 else None
         self.placing = policies.random() < 0.4
         self.content = Content()
@@ -141,7 +132,7 @@ class World:
         self.slots = random_slots(rng, self.model)
         self.host_slots = random_host_slots(random.Random(f"host memory of {seed}"), self.slots)
         self.limits = random_floors(policies, random_limits(rng, self.model, self.slots))
-        self.disk_bytes_max = rng.choice((400_000, 1_200_000))
+        self.disk_bytes_max = rng.choice((400_000, 1_200_000)) // (4 if self.store is not None else 1)
         self.pin_ttl_s = rng.choice((0.25, 0.25, 2.0))
         self.verify_always = rng.random() < 0.25
         self.nodes = tuple(f"n{i}" for i in range(rng.randrange(2, 4)))
@@ -154,6 +145,17 @@ class World:
                 self.holders[node] = (node, tuple(range(self.model.shards)))
         self.offset = {node: rng.uniform(0, 1e5) for node in self.nodes}
         self.disks = {name: Disk() for name in self.holders}
+        self.clients: dict[str, Client] = {}
+        self._nobody_yet()
+        self.directories = Directories(self, rng.choice((1, 1, 2, 3)))
+        config = SupervisorConfig(
+            grant_s=RIGHT_S, renew_s=1.4, start_timeout_s=30.0, settled_s=2.0, backoff_s=0.2, backoff_s_max=1.0
+        )
+        self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16(self.weights[0]))
+        self.laws = Laws(self)
+
+    def _nobody_yet(self) -> None:
+        """Nothing has happened: no life, no trouble, nothing counted."""
         self.lives: dict[str, Life] = {}
         self.zombies: list[Life] = []
         self.incarnations: Counter[str] = Counter()
@@ -161,8 +163,6 @@ class World:
         self.away: set[str] = set()
         """Nodes that are not there now."""
         self.weights = [weights_name(1)]
-        self.directories = Directories(self, rng.choice((1, 1, 2, 3)))
-        self.clients: dict[str, Client] = {}
         self.calm = False
         self.steps = 0
         self.counts: Counter[str] = Counter()
@@ -170,11 +170,6 @@ class World:
         """Leases (leader, number) in the hands of each client."""
         self.wrong_reads = 0
         self.failure: Failure | None = None
-        config = SupervisorConfig(
-            grant_s=RIGHT_S, renew_s=1.4, start_timeout_s=30.0, settled_s=2.0, backoff_s=0.2, backoff_s_max=1.0
-        )
-        self.supervisor = SupervisorCore(config, 0.0, inherited=False, weights=weights_digest16(self.weights[0]))
-        self.laws = Laws(self)
 
     # --- beginning -----------------------------------------------------------------------------
 
@@ -207,6 +202,9 @@ class World:
             lease_s_max=20.0,
             graph_check_s=3.0,
             spill_share=0.2 if self.seed % 2 else 0.0,
+            remote=self.store is not None,
+            move_bytes_per_s=self.budget_bytes_per_s,
+            disk_scrub_bytes_per_s=self.extras.scrub_bytes_per_s,
             slab_look_s=0.7,
             slab_gather_s=1.3,
         )
@@ -247,6 +245,9 @@ class World:
             counts=self.counts,
         )
         machine.calm = self.calm
+        if self.store is not None:
+            machine.store = StoreDriver(self.store, machine, name, lambda: self.reachable(node, STORE))
+            self.queue.after(self.rng.uniform(0.0, 0.5), machine.store.look)
         life = self.lives[name] = Life(name, node, incarnation, arena, core, machine)
         self.trace.note(self.queue.now, str(life), "starts")
         effects = core.start(self.local(node), disk.found())
@@ -257,6 +258,12 @@ class World:
     def slabs(self) -> int:
         """Into how many slabs the readers' memory is cut; 0: a range for each pool."""
         return random.Random(f"slabs of {self.seed}").choice((0, 0, 0, 0, 0, 30))
+
+    @property
+    def budget_bytes_per_s(self) -> float | None:
+        """What one holder may move: its share of what its node may."""
+        node = self.extras.node_bytes_per_s
+        return None if node is None else node * len(self.nodes) / len(self.holders)
 
     @property
     def restores(self) -> int:
@@ -328,19 +335,11 @@ class World:
     def perform(self, life: Life, effects: list[Effect]) -> None:
         """What a core asked for, handed to network, memory and disk."""
         for effect in effects:
-            match effect:
-                case Send():
-                    self.transmit(life.name, life.node, effect.to, effect.message, life)
-                case StartTransfer():
-                    life.machine.transfer(effect)
-                case DigestSlots():
-                    life.machine.digest_slots(effect)
-                case WriteExtent():
-                    life.machine.write(effect)
-                case ReadExtent():
-                    life.machine.read(effect)
-                case DeleteExtent():
-                    life.machine.delete(effect)
+            if isinstance(effect, Send):
+                self.transmit(life.name, life.node, effect.to, effect.message, life)
+            else:
+                self.laws.moved(life, effect)
+                life.machine.carry_out(effect)
 
     # --- network -------------------------------------------------------------------------------
 
