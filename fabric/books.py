@@ -94,7 +94,7 @@ class Books(Lives):
             if pool.closed and not pool.evictable:
                 pool.reopen()
             else:
-                self._push_out(self.leaving.victims((pool,), None, _pool_named(pool), missing))
+                self._push_out(self.leaving.victims((pool,), None, _pool_named(pool), missing), (pool,))
 
     def worths(self, objects: Sequence[Obj]) -> list[float]:
         """What the policy says each of these objects, which have slots here, is worth."""
@@ -116,7 +116,7 @@ class Books(Lives):
             victim = self.leaving.victim((pool,), None, _pool_named(pool))
             if self.leaving.value[victim.slot] >= worth:
                 return False
-            self._push_out([*self.leaving.company(victim), victim])
+            self._push_out([*self.leaving.company(victim), victim], (pool,))
         return True
 
     def _keep_limits(self, obj: Obj) -> None:
@@ -129,21 +129,23 @@ class Books(Lives):
                 if limit.kind in (None, groups[pool.group].kind) and scope.makes_room(groups[pool.group].kind, obj.kind)
             ]
             tenant = obj.tenant if limit.tenant is not None or limit.each_tenant else None
-            self._push_out(self.leaving.victims(pools, tenant, f"limit {limit}", 1))
+            self._push_out(self.leaving.victims(pools, tenant, f"limit {limit}", 1), pools)
 
-    def _push_out(self, victims: Sequence[Obj]) -> None:
-        """These make room now."""
+    def _push_out(self, victims: Sequence[Obj], short: Sequence[Pool]) -> None:
+        """These make room now, in the pools that are short of it; what leaves elsewhere only keeps them company."""
         self.victims += len(victims)
         self.leaving.policy.left(slots_of(victims), [obj.digest for obj in victims], self.now_s)
+        lacking = {(pool.group, pool.shard) for pool in short}
         for obj in victims:
-            self.losses.left(obj.group, obj.digest)
+            if (obj.group, obj.shard) in lacking:
+                self.losses.left(obj.group, obj.digest)
         self.evict_all(victims)
 
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
         self.uses[slot] = 0
-        obj.slot, obj.books = slot, self
         self.admission.charge(obj)
+        obj.slot, obj.books = slot, self
         obj.version = self.arena.begin_write(slot)
         self.versions[slot] = obj.version
         self._keep_from_others(obj)

@@ -7,11 +7,12 @@ The split holds the same prompts in every group: none runs full long before the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from .arena import PAGE_BYTES, ArenaLayout
+from .arena import PAGE_BYTES, ArenaLayout, PoolLayout
 from .kinds import Form, ObjectKind, SpecError
 from .model import ModelSpec
 from .needs import needs, rules_of
@@ -93,29 +94,59 @@ def sizes(model: ModelSpec, memory_bytes: int, shards: int, *, checkpoint: str, 
     }
 
 
-SLABS = 64
-"""Into how many slabs a tier is cut, at least, where nobody says."""
+SLABS_MIN, SLABS_MAX = 64, 512
+"""Into how many slabs a tier is cut where nobody says."""
+SIZES_TRIED = 128
 
 
-def in_slabs(layout: ArenaLayout, slabs_min: int = SLABS) -> tuple[ArenaLayout, tuple[int, ...]]:
+def in_slabs(layout: ArenaLayout, slabs_min: int | None = None) -> tuple[ArenaLayout, tuple[int, ...]]:
     """The same memory, the readers' part of it shared slab by slab; and how many slabs each of its pools has at first.
 
-    A slab holds at least one slot of any pool; what a last slot leaves over is lost, so it holds many where there is
-    memory for it. Raises SpecError where there is too little for a slab each and one to move.
+    A slab holds at least one slot of any pool; what a last slot leaves over is lost, and pools have whole slabs: of
+    all sizes the one is taken under which the pool that fares worst keeps most of its slots. ``slabs_min``: as large
+    as so many slabs allow instead. Raises SpecError where there is too little for a slab each and one to move.
     """
     pools = [pool for pool in layout.pools if pool.tier is layout.readers_tier]
     memory_bytes = sum(pool.slots * pool.stride_bytes for pool in pools)
     largest = max(pool.stride_bytes for pool in pools)
-    slab_bytes = max(1, memory_bytes // max(slabs_min, len(pools) + 1) // largest) * largest
-    slabs = memory_bytes // slab_bytes
-    if slabs <= len(pools):
+    most = memory_bytes // (len(pools) + 1)
+    if most < largest:
         raise SpecError(f"slabs: {memory_bytes} bytes are too few for {len(pools)} pools with slots of {largest}")
-    due = [Fraction(pool.slots * pool.stride_bytes, slab_bytes) for pool in pools]
+    if slabs_min is None:
+        sizes = _sizes(max(largest, memory_bytes // SLABS_MAX), max(largest, min(most, memory_bytes // SLABS_MIN)))
+        slab_bytes = max(sizes, key=lambda size: (_kept(pools, size, memory_bytes), size))
+    else:
+        slab_bytes = max(1, memory_bytes // max(slabs_min, len(pools) + 1) // largest) * largest
+    shares = _shares(pools, slab_bytes, memory_bytes)
+    sharing = [replace(pool, slots=sum(shares) * (slab_bytes // pool.stride_bytes)) for pool in pools]
+    below = [pool for pool in layout.pools if pool.tier is not layout.readers_tier]
+    return ArenaLayout([*sharing, *below], layout.checksum, slab_bytes), tuple(shares)
+
+
+def _sizes(least: int, most: int) -> set[int]:
+    """Some sizes of slabs, in whole pages."""
+    steps = (least + (most - least) * i // SIZES_TRIED for i in range(SIZES_TRIED + 1))
+    return {max(-(-least // PAGE_BYTES), size // PAGE_BYTES) * PAGE_BYTES for size in steps}
+
+
+def _shares(pools: Sequence[PoolLayout], slab_bytes: int, memory_bytes: int) -> list[int]:
+    """Slabs of that size for each pool, as near to its slots as whole slabs come."""
+    slabs = memory_bytes // slab_bytes
+    due = [Fraction(pool.slots, slab_bytes // pool.stride_bytes) for pool in pools]
+    whole = sum(due, Fraction())
+    due = [part * slabs / whole for part in due]
     shares = [max(1, int(part)) for part in due]
     while sum(shares) != slabs:
         step = 1 if sum(shares) < slabs else -1
         may = [i for i, count in enumerate(shares) if count + step >= 1]
         shares[max(may, key=lambda i: (due[i] - shares[i]) * step)] += step
-    sharing = [replace(pool, slots=slabs * (slab_bytes // pool.stride_bytes)) for pool in pools]
-    below = [pool for pool in layout.pools if pool.tier is not layout.readers_tier]
-    return ArenaLayout([*sharing, *below], layout.checksum, slab_bytes), tuple(shares)
+    return shares
+
+
+def _kept(pools: Sequence[PoolLayout], slab_bytes: int, memory_bytes: int) -> Fraction:
+    """How much of its slots the pool keeps that fares worst: a prompt is worth no more than its scarcest group."""
+    shares = _shares(pools, slab_bytes, memory_bytes)
+    return min(
+        Fraction(count * (slab_bytes // pool.stride_bytes), pool.slots)
+        for pool, count in zip(pools, shares, strict=True)
+    )

@@ -62,6 +62,11 @@ class Losses:
         if self._size_max:
             self._tokens[group] += tokens
 
+    def relieved(self, group: int) -> None:
+        """The group got more memory: what made room there before that tells nothing of what it lacks from here on."""
+        for entry in [entry for entry in self._left if entry[0] == group]:
+            del self._left[entry]
+
     def taken(self) -> Counter[int]:
         """Tokens by group since the last call."""
         taken, self._tokens = self._tokens, Counter()

@@ -54,6 +54,7 @@ class SlabDesk:
         slabs = books.slabs
         self.stakes = {key: Stake(key, n := len(slabs.of(key)), floor_of(n)) for key in books.pools} if slabs else {}
         self.giving: Giving | None = None
+        self.moved_slabs = 0
         self._copying: dict[int, dict[int, tuple[Obj, Obj]]] = {}
         """By transfer: old and new object, by the new one's slot."""
         self._restless: dict[int, list[Obj]] = {}
@@ -134,6 +135,7 @@ class SlabDesk:
             books.slabs.hand_over(giving.slab, giving.taker)
             self.stakes[giving.giver].moves(-1, self.ctx.now)
             self.stakes[giving.taker].moves(1, self.ctx.now)
+            books.losses.relieved(giving.taker[0])
             coming = books.slabs.slots(giving.taker, giving.slab)
             books.room_gained += len(coming)
             if books.last_tenants is not None:

@@ -10,6 +10,7 @@ from kvfabric.fabric.arena import Arena, ArenaLayout, PoolLayout, heap_arena
 from kvfabric.fabric.budget import in_slabs
 from kvfabric.fabric.context import HolderConfig
 from kvfabric.fabric.effects import Digested, DigestSlots, Moved, Received, Send, StartTransfer, Tick, TransferDone
+from kvfabric.fabric.eviction import EvictionFactory, LeastRecentlyUsed
 from kvfabric.fabric.holder import HolderCore
 from kvfabric.fabric.identity import Namespace, PromptKeys, as_tokens, weights_digest16
 from kvfabric.fabric.messages import (
@@ -35,13 +36,22 @@ CLIENT = "client:1"
 class OneHolder:
     """A holder that grants always, asks no directory that answers, and moves bytes within itself at once."""
 
-    def __init__(self, model: ModelSpec, slots: int = 16, *, slabs: int = 0, **config: Any) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        slots: int = 16,
+        *,
+        slabs: int = 0,
+        eviction: EvictionFactory = LeastRecentlyUsed,
+        **config: Any,
+    ) -> None:
         self.model = model
         layout = ArenaLayout([PoolLayout(g, 0, slots, spec.block_bytes) for g, spec in enumerate(model.groups)])
         if slabs:
             layout, config["slab_shares"] = in_slabs(layout, slabs)
         self.arena: Arena = heap_arena(layout, 1)
-        self.core = HolderCore(HolderConfig("n0", "n0", grants_always=True, **config), model, self.arena, 1, WEIGHTS)
+        bounds = HolderConfig("n0", "n0", grants_always=True, **config)
+        self.core = HolderCore(bounds, model, self.arena, 1, WEIGHTS, eviction=eviction)
         self.now = 0.0
         self.replies: list[Any] = []
         self._asked = 0

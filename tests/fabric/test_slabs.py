@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, SlotState
-from kvfabric.fabric.budget import in_slabs
+from kvfabric.fabric.budget import in_slabs, slots_for
 from kvfabric.fabric.holdings import Holdings
 from kvfabric.fabric.invariants import check
 from kvfabric.fabric.kinds import ProtocolError, SpecError, Tier, WireError
 from kvfabric.fabric.leases import slots_stand
+from kvfabric.fabric.losses import Losses
 from kvfabric.fabric.messages import GraphRegister, Release
 from kvfabric.fabric.model import ModelSpec
+from kvfabric.fabric.presets import preset
 from kvfabric.fabric.slab_balance import REST_S, Stake, choose
+from kvfabric.policies.eviction import eviction_policy
 
 from .one_holder import OneHolder
 
@@ -45,6 +48,32 @@ def lose(one: OneHolder, group: int, tokens: int = 1000) -> None:
     one.pass_time(20.0)
 
 
+def test_what_leaves_in_company_is_no_loss_of_its_own_pool() -> None:
+    pair = [
+        {"name": "kv", "kind": "compressed_history", "block_tokens": 4, "block_bytes": 8192},
+        {"name": "idx", "kind": "indexer", "of": "kv", "block_tokens": 8, "block_bytes": 4096},
+    ]
+    one = OneHolder(ModelSpec.load({"groups": pair}), 16, slabs=8, eviction=eviction_policy("default"))
+    for first in (0, 100, 200, 300, 400):
+        one.store(range(first, first + 17))
+    one.store(range(17))  # comes again: it made room too early
+    lost = books(one).losses.taken()
+    assert lost[0] > 0
+    assert lost[1] == 0
+
+
+def test_what_made_room_before_a_slab_came_is_no_loss_after_it() -> None:
+    losses = Losses(MODEL, (True, False))
+    losses.follow(16)
+    for digest in (b"a", b"b"):
+        losses.left(0, digest)
+    losses.came(0, [b"a"])
+    assert losses.taken() == {0: 4}
+    losses.relieved(0)
+    losses.came(0, [b"b"])
+    assert not losses.taken()
+
+
 # --- where slots lie -----------------------------------------------------------------------------------
 
 
@@ -71,6 +100,17 @@ def test_a_layout_in_slabs_comes_back_from_the_wire() -> None:
     assert [of_plain.offset_of(s) for s in range(layout.slots)] == [layout.offset_of(s) for s in range(layout.slots)]
     with pytest.raises(WireError, match="slab_bytes"):
         ArenaLayout.of_plain(layout.pools_plain(), (), 100)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4_flash", "gpt_oss_120b", "qwen3_next_80b"])
+def test_whole_slabs_leave_every_pool_nearly_what_it_had(name: str) -> None:
+    model = preset(name)
+    slots = slots_for(model, 40 << 30, 1, checkpoint="ends", prompt_tokens=12_000)
+    pools = [PoolLayout(g, 0, n, spec.block_bytes) for (g, spec), n in zip(enumerate(model.groups), slots, strict=True)]
+    layout, shares = in_slabs(ArenaLayout(pools))
+    kept = [n * layout.slots_a_slab(pool) for n, pool in zip(shares, layout.pools, strict=True)]
+    assert min(now / before for now, before in zip(kept, slots, strict=True)) > 0.95
+    assert 64 <= layout.slabs <= 512
 
 
 def test_memory_for_less_than_a_slab_a_pool_and_one_to_move_is_refused() -> None:
