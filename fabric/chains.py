@@ -54,7 +54,7 @@ class Band(NamedTuple):
 class Run:
     """Consecutive objects of one chain within a segment, from offset ``first`` on."""
 
-    __slots__ = ("bands", "digests", "first", "up")
+    __slots__ = ("bands", "digests", "first", "left_from", "up")
 
     def __init__(self, first: int, digests: bytes, up: Run | None) -> None:
         self.first = first
@@ -62,6 +62,8 @@ class Run:
         self.bands: tuple[Band, ...] = ()
         self.up = up
         """The run that this one branches off; None for a root, and where the object before is not known."""
+        self.left_from = 0
+        """Offset behind the object by which it is found as well, what follows having left somebody; 0: none."""
 
     @property
     def end(self) -> int:
@@ -108,6 +110,7 @@ class Segment:
         self.floats: dict[int, int] | None = None
         """How many runs without a known run before them begin at an offset."""
         self.tails: dict[bytes, Run] | None = None
+        """Where there are many runs: all but the root by their last digest, and by the one where what left somebody began."""
         self.used = False
         """Touched again since the hand of forgetting came by."""
         self.edition = 0
@@ -166,9 +169,13 @@ class Segment:
         run = self.others.get(digest) if self.others is not None else None
         return run if run is not None and run.first == offset else None
 
-    def ends_with(self, digest: bytes) -> Run | None:
-        """The run whose last object has this digest, where there are many."""
-        return self.tails.get(digest) if self.tails is not None else None
+    def ends_with(self, offset: int, digest: bytes) -> Run | None:
+        """The run whose last object, or last that did not leave somebody, has this digest, where there are many.
+
+        None where it does not reach back to ``offset``.
+        """
+        run = self.tails.get(digest) if self.tails is not None else None
+        return run if run is not None and run.first <= offset else None
 
     def find(self, offset: int, digest: bytes) -> Run | None:
         """The run that holds this digest at this offset; looks at every run where none begins or ends with it."""
@@ -222,6 +229,7 @@ class Segment:
             return
         assert self.others is not None
         self._untail(run)
+        self._unmark(run)
         del self.others[run.digests[:KEY]]
         if run.up is None:
             self._float(run.first, -1)
@@ -236,6 +244,19 @@ class Segment:
             self.floats[first] = count
         else:
             del self.floats[first]
+
+    def left(self, run: Run, offset: int) -> None:
+        """Objects from this offset on left somebody: what leaves next ends before it, and is looked for by its end."""
+        if self.tails is None or run is self.root or not run.first < offset < run.end:
+            return
+        self._unmark(run)
+        run.left_from = offset
+        self.tails[run.digest_at(offset - 1)] = run
+
+    def _unmark(self, run: Run) -> None:
+        if run.left_from and self.tails is not None:
+            self.tails.pop(run.digest_at(run.left_from - 1), None)
+        run.left_from = 0
 
     def _tail(self, run: Run) -> None:
         if self.tails is not None and run is not self.root:

@@ -149,7 +149,7 @@ class ChainIndex:
         versions = np.frombuffer(event.versions, dtype="<u8") if told and event.versions else None
         at = 0
         # What is evicted leaves from the far end of its chain: the run that ends with it, mostly.
-        before = segment.ends_with(digests[(count - 1) * KEY : count * KEY]) if gone else None
+        before = segment.ends_with(base, digests[(count - 1) * KEY : count * KEY]) if gone else None
         if before is None and base and self._asks_parent(segment, base, digests):
             before = segment.find(base - 1, event.parent)
         while at < count:
@@ -168,6 +168,8 @@ class ChainIndex:
             entry = self._open(opened, table, event.anchor, run, life)
             column = None if versions is None or gone else versions[at : at + size]
             self._change(entry, opened, lane, offset, size, column, event.evicted)
+            if gone:
+                segment.left(run, offset)
             before = run
             at += size
 

@@ -140,7 +140,7 @@ class RoomBook:
     retained: Retained
     _count: dict[tuple[int, int], dict[bytes, int]] = field(default_factory=dict)
     """By group and shard: how many objects in memory rest on the object with this digest."""
-    _at_home: dict[int, dict[bytes, set[Obj]]] = field(default_factory=dict)
+    _at_home: dict[int, dict[bytes, dict[Obj, None]]] = field(default_factory=dict)
     """By shard: the objects of other groups in memory that are useless without this history block."""
     _batches: dict[tuple[tuple[int, ...], str | None], Batch] = field(default_factory=dict)
     _number: int = 0
@@ -170,7 +170,7 @@ class RoomBook:
             if base is not None and base.slot >= 0:
                 self.resting[base.slot] = resting
         if obj.home:
-            self._at_home.setdefault(obj.shard, {}).setdefault(obj.home, set()).add(obj)
+            self._at_home.setdefault(obj.shard, {}).setdefault(obj.home, {})[obj] = None
         obj.linked = True
 
     def unlink(self, obj: Obj) -> None:
@@ -194,7 +194,7 @@ class RoomBook:
         if obj.home:
             homes = self._at_home[obj.shard]
             there = homes[obj.home]
-            there.discard(obj)
+            there.pop(obj, None)
             if not there:
                 del homes[obj.home]
 
