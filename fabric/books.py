@@ -14,8 +14,7 @@ where it loses it, here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,19 +22,18 @@ from .admission import Lack
 from .kinds import Reason
 from .lifecycle import Verb
 from .lives import Lives
-from .objects import Obj, advance_all, place_of, slots_of
+from .objects import Obj, advance_all, by_place, slots_of
 from .pools import Pool
 
 
 class Books(Lives):
     """Objects, pools and slots of one holder; keeps the arena's headers in step."""
 
-    def lacking(self, objects: Collection[Obj]) -> Lack | None:
+    def lacking(self, objects: Sequence[Obj]) -> Lack | None:
         """The first pool or limit that cannot take all these objects at once; None if all can."""
         wants: dict[tuple[int, int], int] = {}
-        for obj in objects:
-            key = (obj.group, obj.shard)
-            wants[key] = wants.get(key, 0) + 1
+        for key, run in by_place(objects):
+            wants[key] = wants.get(key, 0) + len(run)
         for key, count in wants.items():
             pool = self.pools.get(key)
             if pool is None or pool.room < count:
@@ -55,11 +53,13 @@ class Books(Lives):
             for obj in objects:
                 self.reserve(obj)
             return
-        for key, run in groupby(objects, key=place_of):
-            fresh, pool = list(run), self.pools[key]
-            self.make_free(pool, len(fresh))
+        for key, fresh in by_place(objects):
+            pool, count = self.pools[key], len(fresh)
+            self.make_free(pool, count)
             advance_all(fresh, Verb.RESERVE, Verb.FILL)
-            self._own_all(fresh, [pool.free.pop() for _ in fresh])
+            taken = pool.free[: -count - 1 : -1]
+            del pool.free[-count:]
+            self._own_all(fresh, taken)
 
     def reserve_at(self, obj: Obj, slot: int) -> None:
         """Give an ABSENT object this very slot; an evictable occupant leaves.
@@ -135,10 +135,11 @@ class Books(Lives):
         """These make room now, in the pools that are short of it; what leaves elsewhere only keeps them company."""
         self.victims += len(victims)
         self.leaving.policy.left(slots_of(victims), [obj.digest for obj in victims], self.now_s)
-        lacking = {(pool.group, pool.shard) for pool in short}
-        for obj in victims:
-            if (obj.group, obj.shard) in lacking:
-                self.losses.left(obj.group, obj.digest)
+        if self.losses.follows:
+            lacking = {(pool.group, pool.shard) for pool in short}
+            for obj in victims:
+                if (obj.group, obj.shard) in lacking:
+                    self.losses.left(obj.group, obj.digest)
         self.evict_all(victims)
 
     def _own(self, obj: Obj, slot: int) -> None:
@@ -156,10 +157,13 @@ class Books(Lives):
         self.uses[column] = 0
         versions = self.arena.begin_write_all(column)
         self.versions[column] = versions
+        owner = self.owner
         for obj, slot, version in zip(objects, slots, versions, strict=True):
-            self.owner[slot] = obj
+            owner[slot] = obj
             obj.slot, obj.books, obj.version = slot, self, version
-            self._keep_from_others(obj)
+        if self.last_tenants is not None:
+            for obj in objects:
+                self._keep_from_others(obj)
 
     def _keep_from_others(self, obj: Obj) -> None:
         """Nothing of another tenant's is left in the object's slot, where tenants are kept apart that far."""

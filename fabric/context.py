@@ -197,7 +197,7 @@ class HolderContext:
     @property
     def mark(self) -> int:
         """The count of this life's changes of objects, those of this step included."""
-        return self.changes_told + len(self.books.changes)
+        return self.changes_told + sum([len(change.objects) for change in self.books.changes])
 
     @property
     def counters(self) -> Counter[str]:

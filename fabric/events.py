@@ -106,17 +106,32 @@ class EventDesk:
         books = self.ctx.books
         if books.changes:
             changes, books.changes = books.changes, []
-            gone = [change.obj for change in changes if change.gone]
+            gone = [obj for change in changes if change.gone for obj in change.objects]
             if gone:
                 self.ctx.journal.happened(self.ctx.now, "dropped", gone)
-            for change in changes:
-                self.ctx.changes_told += 1
-                self._put(change)
+            if not self._told_at_once(changes):
+                for change in changes:
+                    self._put(change)
         for stream in self.streams.values():
             if stream.pending:
-                if stream.behind_since_s is None:
-                    stream.behind_since_s = self.ctx.now
                 self._send_batches(stream)
+
+    def _told_at_once(self, changes: Sequence[Change]) -> bool:
+        """Send a step's changes as they are, where there is one shard and nothing waits; False where they must be sorted."""
+        ctx = self.ctx
+        if len(self.streams) > 1 or self._moving is not None:
+            return False
+        (stream,) = self.streams.values()
+        count = sum([len(change.objects) for change in changes])
+        if stream.pending or stream.dump is not None or len(stream.unacked) >= ctx.config.event_batches_kept:
+            return False
+        if count > ctx.config.dump_objects_max or (len(changes) > 1 and not _distinct(changes, count)):
+            return False
+        if any(obj.place is None for change in changes for obj in change.objects):
+            return False
+        ctx.changes_told += count
+        self._send(stream, _runs(changes, self._unit))
+        return True
 
     @property
     def staleness_s(self) -> float:
@@ -125,12 +140,16 @@ class EventDesk:
         return self.ctx.now - min(since) if since else 0.0
 
     def _put(self, change: Change) -> None:
-        obj, place = change.obj, change.obj.place
+        for obj in change.objects:
+            self.ctx.changes_told += 1
+            self._route(obj, gone=change.gone, evicted=change.evicted)
+
+    def _route(self, obj: Obj, *, gone: bool, evicted: bool) -> None:
+        place = obj.place
         if place is None:
             self.ctx.counters["events_without_place"] += 1
             return
-        stream = self.streams[self.ctx.router.owner(place.anchor)]
-        self._pend(stream, obj, gone=change.gone, evicted=change.evicted)
+        self._pend(self.streams[self.ctx.router.owner(place.anchor)], obj, gone=gone, evicted=evicted)
 
     def _pend(self, stream: ShardStream, obj: Obj, *, gone: bool, evicted: bool) -> None:
         key = (obj.group, obj.shard, obj.digest)
@@ -139,17 +158,26 @@ class EventDesk:
 
     def _send_batches(self, stream: ShardStream) -> None:
         ctx, pending = self.ctx, stream.pending
+        if pending and stream.behind_since_s is None:
+            stream.behind_since_s = ctx.now
         if stream.dump is not None:
             return
         while pending and len(stream.unacked) < ctx.config.event_batches_kept:
             count = min(len(pending), ctx.config.dump_objects_max)
             taken = [pending.popitem(last=False)[1] for _ in range(count)]
-            stream.seq += 1
-            runs = tuple(_runs(taken, self._unit))
-            mark, map_epoch = self._told_up_to(stream), ctx.router.map.epoch
-            batch = EventBatch(ctx.config.holder, ctx.incarnation, stream.seq, mark, runs, map_epoch)
-            stream.unacked[stream.seq] = batch
-            ctx.send(stream.shard, batch)
+            same = groupby(taken, lambda change: (change.gone, change.evicted))
+            self._send(stream, _runs([Change([p.obj for p in some], *how) for how, some in same], self._unit))
+
+    def _send(self, stream: ShardStream, runs: Iterable[EventRun]) -> None:
+        """The next batch of a stream."""
+        ctx = self.ctx
+        if stream.behind_since_s is None:
+            stream.behind_since_s = ctx.now
+        stream.seq += 1
+        mark, map_epoch = self._told_up_to(stream), ctx.router.map.epoch
+        batch = EventBatch(ctx.config.holder, ctx.incarnation, stream.seq, mark, tuple(runs), map_epoch)
+        stream.unacked[stream.seq] = batch
+        ctx.send(stream.shard, batch)
 
     def _told_up_to(self, stream: ShardStream) -> int:
         """The change up to which this shard is told everything once what is being sent arrives."""
@@ -213,7 +241,7 @@ class EventDesk:
             return
         for stream in lost:
             for pending in stream.pending.values():
-                self._put(Change(pending.obj, pending.gone, pending.evicted))
+                self._route(pending.obj, gone=pending.gone, evicted=pending.evicted)
         self._owners_before = before
         objects = [obj for table in self.ctx.books.table.values() for obj in table.values()]
         self._moving, self._left = iter(objects), len(objects)
@@ -308,33 +336,43 @@ def runs_of(objects: Iterable[Obj], model: ModelSpec) -> Iterator[tuple[EventRun
         yield _run(like, lambda group: model.groups[group].unit_tokens), like
 
 
-def _runs(changes: Iterable[_Pending], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
+def _distinct(changes: Sequence[Change], count: int) -> bool:
+    """Whether these are changes of so many different objects, by key."""
+    return len({(obj.group, obj.shard, obj.digest) for change in changes for obj in change.objects}) == count
+
+
+def _runs(changes: Iterable[Change], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
     """Changes of like objects that follow one another in a chain, as one run."""
     for (gone, evicted), same in groupby(changes, lambda change: (change.gone, change.evicted)):
-        for like in _alike(list(_chained([change.obj for change in same])), gone=gone):
+        for like in _alike(_chained([obj for change in same for obj in change.objects]), gone=gone):
             yield _run(like, unit_of, gone=gone, evicted=evicted)
 
 
-def _chained(objects: Sequence[Obj]) -> Iterator[Obj]:
+def _chained(objects: Sequence[Obj]) -> list[Obj]:
     """The objects along their chains, whatever the order they changed in (what is evicted leaves from its far end).
 
     They are different ones and change alike, so their order is free, and the fewer runs they make the better.
     """
-    here = {(obj.group, obj.shard, obj.digest[:INDEX_DIGEST_BYTES]) for obj in objects}
-    following: dict[tuple[int, int, bytes], Obj] = {}
+    names = [(obj.group, obj.shard, obj.digest[:INDEX_DIGEST_BYTES]) for obj in objects]
+    here = set(names)
+    following: dict[tuple[int, int, bytes], int] = {}
     firsts = []
-    for obj in objects:
+    for at, obj in enumerate(objects):
         key = (obj.group, obj.shard, obj.place.parent if obj.place is not None else b"")
         if key in here and key not in following:
-            following[key] = obj
+            following[key] = at
         else:
-            firsts.append(obj)
+            firsts.append(at)
+    if len(firsts) == 1 and firsts[0] == 0 and list(following.values()) == list(range(1, len(objects))):
+        return list(objects)
+    chained = []
     for first in firsts:
-        at: Obj | None = first
-        while at is not None:
-            yield at
-            at = following.pop((at.group, at.shard, at.digest[:INDEX_DIGEST_BYTES]), None)
-    yield from following.values()  # only a chain that bites its own tail has no first
+        at_next: int | None = first
+        while at_next is not None:
+            chained.append(objects[at_next])
+            at_next = following.pop(names[at_next], None)
+    chained.extend([objects[at] for at in following.values()])  # only a chain that bites its own tail has no first
+    return chained
 
 
 def _alike(objects: list[Obj], *, gone: bool = False) -> Iterator[list[Obj]]:

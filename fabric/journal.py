@@ -41,22 +41,26 @@ class Place(NamedTuple):
     digest: bytes
     revision: int
 
-    @classmethod
-    def of(cls, obj: Obj) -> Place:
-        return cls(obj.group, obj.shard, obj.position, obj.digest, obj.revision)
+
+PlainPlace = tuple[int, int, int, bytes, int]
+"""A :class:`Place` as it is noted: one is made of every object that is stored or dropped, in a third of the time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Happened:
     """Something happened to objects: ``stored`` by a commit, ``dropped`` from memory, ``demoted`` to a tier."""
 
     at_s: float
     what: str
-    objects: tuple[Place, ...]
+    places: tuple[PlainPlace, ...]
+
+    @property
+    def objects(self) -> tuple[Place, ...]:
+        return tuple(Place(*place) for place in self.places)
 
     @property
     def weight(self) -> int:
-        return 16 * len(self.objects)
+        return 16 * len(self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +117,12 @@ class Journal:
 
     def happened(self, at_s: float, what: str, objects: Iterable[Obj]) -> None:
         """Something happened to these objects; next to one of the same kind and time they are one entry."""
-        places = tuple(Place.of(obj) for obj in objects)
+        places = tuple([(obj.group, obj.shard, obj.position, obj.digest, obj.revision) for obj in objects])
         last = self._entries[-1] if self._entries else None
         if isinstance(last, Happened) and (last.what, last.at_s) == (what, at_s):
             self._weight -= self._entries.pop().weight
             self.total -= 1
-            places = last.objects + places
+            places = last.places + places
         self.add(Happened(at_s, what, places))
 
     def since(self, number: int, most: int) -> tuple[Sequence[Entry], int]:

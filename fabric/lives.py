@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from .eviction import Arrivals
 from .holdings import Holdings
 from .kinds import ProtocolError, Reason
 from .lifecycle import REPLACE_VERB, State, Verb
-from .objects import Change, Obj, advance_all, place_of, slots_of
+from .objects import Change, Obj, advance_all, by_place, slots_of
 from .passport import Abi
 
 
@@ -84,8 +83,7 @@ class Lives(Holdings):
 
     def install_all(self, objects: Sequence[Obj]) -> None:
         """Make SEALED objects visible that came together; those of one group and shard stand in a row."""
-        for key, run in groupby(objects, key=place_of):
-            fresh = list(run)
+        for key, fresh in by_place(objects):
             self._install_run(key, fresh)
             self._arrived(key, [obj for obj in fresh if obj.visible])
 
@@ -116,17 +114,18 @@ class Lives(Holdings):
         """These SEALED objects, each the one of its digest in the table, are visible."""
         if not objects:
             return
-        ready, link = self.ready[key], self.leaving.link
+        ready = self.ready[key]
         for obj in objects:
             obj.visible = True
             ready[obj.digest] = obj.slot
-            link(obj)
+        self.leaving.link_all(key, objects)
         slots = slots_of(objects)
         self.last_use[slots] = self.tick
         self.settled[slots] = True
         self.serving[slots] = True
-        self._all_became_evictable(key, [obj for obj in objects if obj.evictable])
-        self._all_changed([Change(obj, gone=False, evicted=False) for obj in objects])
+        pinned = np.count_nonzero(self.pins[slots])
+        self._all_became_evictable(key, [obj for obj in objects if obj.evictable] if pinned else objects)
+        self._changed(objects, gone=False, evicted=False)
 
     def is_current(self, obj: Obj) -> bool:
         """Whether an object is the visible one of its key still."""
@@ -154,8 +153,7 @@ class Lives(Holdings):
             return
         advance_all(objects, Verb.SWAPPED_IN)
         self._record_all(objects, b"".join(obj.checksum for obj in objects))
-        for key, run in groupby(objects, key=place_of):
-            back = list(run)
+        for key, back in by_place(objects):
             self._show(key, back)
             self._arrived(key, back)
 
@@ -165,13 +163,13 @@ class Lives(Holdings):
         self._free(obj)
         if for_good:
             obj.bad, obj.bad_from_tier = reason, True
-            self._changed(Change(obj, gone=False, evicted=False))
+            self._changed([obj], gone=False, evicted=False)
 
     def wrong_on_disk(self, obj: Obj, reason: Reason) -> None:
         """The copy on disk proved wrong: it is given up where there is another, else the object is never served."""
         if obj.state is State.ON_TIER and obj.below < 0:
             obj.bad, obj.bad_from_tier = reason, True
-            self._changed(Change(obj, gone=False, evicted=False))
+            self._changed([obj], gone=False, evicted=False)
         elif obj.on_disk is not None:
             self.disk_dropped.append(obj.on_disk)
             obj.on_disk = None
@@ -189,7 +187,7 @@ class Lives(Holdings):
             self.make_first_out(obj)
             if obj.visible:
                 self._serve_no_more(obj)
-                self._changed(Change(obj, gone=False, evicted=False))
+                self._changed([obj], gone=False, evicted=False)
         return True
 
     def _fall_back(self, obj: Obj) -> None:
@@ -218,7 +216,7 @@ class Lives(Holdings):
             self.arena.vacate(obj.slot, SlotState.QUARANTINED)
             self._serve_no_more(obj)
             self.make_first_out(obj)
-        self._changed(Change(obj, gone=False, evicted=False))
+        self._changed([obj], gone=False, evicted=False)
 
     def make_first_out(self, obj: Obj) -> None:
         """Let this object make room before any other."""
@@ -248,7 +246,7 @@ class Lives(Holdings):
             obj.advance(Verb.FALL_BACK)
             self._serve_no_more(obj)
             self._free(obj)
-            self._changed(Change(obj, gone=False, evicted=False))
+            self._changed([obj], gone=False, evicted=False)
             return
         if self.writing is not None:
             self.writing.left(obj.digest)
@@ -268,20 +266,22 @@ class Lives(Holdings):
             for obj in plain:
                 self.writing.left(obj.digest)
         advance_all(plain, Verb.EVICT, Verb.VACATE)
-        self._all_changed([Change(obj, gone=True, evicted=True) for obj in plain])
+        self._changed(plain, gone=True, evicted=True)
         slots = slots_of(plain)
         self.settled[slots] = False
         self.serving[slots] = False
         self.arena.vacate_all(slots, SlotState.FREE)
-        for key, run in groupby(plain, key=place_of):
-            table, ready, pool = self.table[key], self.ready[key], self.pools[key]
+        for key, run in by_place(plain):
+            table, ready, pool, owner = self.table[key], self.ready[key], self.pools[key], self.owner
+            pool.evictable -= len(run)
             for obj in run:
-                del table[obj.digest]
-                ready.pop(obj.digest, None)
-                self.leaving.unlink(obj)
-                self.owner[obj.slot] = None
-                pool.give_back(obj.slot)
-                pool.evictable -= 1
+                digest, slot = obj.digest, obj.slot
+                del table[digest]
+                ready.pop(digest, None)
+                if obj.linked:
+                    self.leaving.unlink(obj)
+                owner[slot] = None
+                pool.give_back(slot)
                 obj.visible, obj.slot = False, -1
         self.room_gained += len(plain)
 
@@ -289,7 +289,7 @@ class Lives(Holdings):
         """An ON_TIER object whose last copy on a tier is gone."""
         obj.advance(Verb.LOSE)
         self._hide(obj)
-        self._changed(Change(obj, gone=True, evicted=evicted))
+        self._changed([obj], gone=True, evicted=evicted)
 
     def _leave(self, obj: Obj, verb: Verb, *, evicted: bool, announce: bool) -> None:
         if obj.evictable:
@@ -299,20 +299,17 @@ class Lives(Holdings):
         obj.advance(verb)
         self._hide(obj)
         if announce:
-            self._changed(Change(obj, gone=True, evicted=evicted))
+            self._changed([obj], gone=True, evicted=evicted)
         if obj.state is State.EVICTING:
             if obj.pins:
                 self._leaving.add(obj.slot)
             else:
                 self._vacate(obj)
 
-    def _changed(self, change: Change) -> None:
-        self.generation += 1
-        self.changes.append(change)
-
-    def _all_changed(self, changes: Sequence[Change]) -> None:
-        self.generation += len(changes)
-        self.changes.extend(changes)
+    def _changed(self, objects: Sequence[Obj], *, gone: bool, evicted: bool) -> None:
+        """These different objects changed, one after another."""
+        self.generation += len(objects)
+        self.changes.append(Change(tuple(objects), gone, evicted))
 
     def _hide(self, obj: Obj) -> None:
         self.generation += 1
@@ -356,7 +353,7 @@ class Lives(Holdings):
         obj.advance(Verb.SWAPPED_OUT)
         self._serve_no_more(obj)
         self._free(obj)
-        self._changed(Change(obj, gone=False, evicted=False))
+        self._changed([obj], gone=False, evicted=False)
 
     def stays(self, obj: Obj) -> None:
         """Nothing was written, or beside the object only: it stays in memory."""
@@ -370,7 +367,7 @@ class Lives(Holdings):
         obj.advance(Verb.FIND)
         obj.visible = True
         self.table[obj.group, obj.shard][obj.digest] = obj
-        self._changed(Change(obj, gone=False, evicted=False))
+        self._changed([obj], gone=False, evicted=False)
 
     def give_up(self, obj: Obj) -> None:
         """A FILLING object will not be sealed, and nothing can write to its slot any more."""
@@ -385,7 +382,7 @@ class Lives(Holdings):
         self.arena.vacate(obj.slot, SlotState.QUARANTINED)
         if was_visible:
             self._hide(obj)
-            self._changed(Change(obj, gone=True, evicted=False))
+            self._changed([obj], gone=True, evicted=False)
 
     def quiet(self, obj: Obj) -> None:
         """Proven: nothing writes to this quarantined object's slot any more."""

@@ -31,6 +31,11 @@ class Losses:
         """Count from here on, and remember so much of what leaves."""
         self._size_max = size_max
 
+    @property
+    def follows(self) -> bool:
+        """Whether anybody asked for it."""
+        return self._size_max > 0
+
     def left(self, group: int, digest: bytes) -> None:
         """An object made room."""
         if self._size_max:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -18,6 +18,7 @@ from .passport import Abi
 from .segments import ChainPlace
 
 DIGEST_BYTES = 32
+_SEALED = State.SEALED
 KEPT_BYTES_MAX = 1 << 20
 """Larger blobs of digests are cut anew each time."""
 
@@ -108,13 +109,18 @@ class Obj:
 
     @property
     def evictable(self) -> bool:
-        return self.visible and self.state is State.SEALED and not self.pins
+        # Asked of every victim: without another call for its pins.
+        return (
+            self.visible
+            and self.state is _SEALED
+            and (self.books is None or self.slot < 0 or not self.books.pins[self.slot])
+        )
 
 
 class Change(NamedTuple):
-    """What the directory is to learn of one object: its state after the change."""
+    """What the directory is to learn of different objects that changed alike: their state after the change."""
 
-    obj: Obj
+    objects: Sequence[Obj]
     gone: bool
     evicted: bool
 
@@ -155,9 +161,17 @@ def slots_of(objects: Iterable[Obj]) -> npt.NDArray[np.int64]:
     return np.array([obj.slot for obj in objects], dtype=np.int64)
 
 
-def place_of(obj: Obj) -> tuple[int, int]:
-    """The group and shard: which pool and which table an object is of."""
-    return obj.group, obj.shard
+def by_place(objects: Sequence[Obj]) -> Iterator[tuple[tuple[int, int], Sequence[Obj]]]:
+    """Neighbours of one group and shard, with these: which pool and which table they are of."""
+    start = 0
+    group = shard = -1
+    for at, obj in enumerate(objects):
+        if obj.group != group or obj.shard != shard:
+            if at:
+                yield (group, shard), objects[start:at]
+            group, shard, start = obj.group, obj.shard, at
+    if objects:
+        yield (group, shard), objects[start:] if start else objects
 
 
 def advance_all(objects: Iterable[Obj], *verbs: Verb) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .births import Births
 from .claims import Claim
 from .context import HolderContext
 from .disk import DiskDesk
@@ -39,7 +40,6 @@ from .objects import Obj, split
 from .passport import abi_refusal
 from .placing import Placer
 from .replay import replay_of
-from .segments import stands_at
 from .shares import Arriving, Part, Source
 from .tally import Outcome, Way
 from .validation import HeldRun, Proof, Verdict, prove
@@ -131,11 +131,10 @@ class PartDesk:
     def _plan_fetches(self, part: Part) -> list[tuple[Source, Arriving]]:
         """What must really be fetched: not what arrived meanwhile or is on its way for another."""
         planned = []
-        units = dict(part.request.prompt.keys)
+        births = Births(self.ctx.model, self.ctx.books.leaving.structure, part.request.prompt)
         for fetch in part.request.fetches:
             spec = self.ctx.model.groups[fetch.objects.group]
             revision = part.revision_of(fetch.objects)
-            keys = units[spec.unit_tokens]
             indices, digests, versions = [], [], []
             for at, (index, digest) in enumerate(zip(fetch.objects.indices, split(fetch.objects.digests), strict=True)):
                 group, shard = fetch.objects.group, fetch.objects.shard
@@ -148,25 +147,8 @@ class PartDesk:
                 if coming is not None and part.usable(coming, revision):
                     self._await(part, index, coming, revision, from_tier=False)
                     continue
-                prompt = part.request.prompt
-                base, home = self.ctx.books.leaving.structure.rests_on(group, index, units)
-                position, place = stands_at(self.ctx.model, spec.unit_tokens, keys, index)
-                obj = Obj(
-                    spec.kind,
-                    group,
-                    shard,
-                    digest,
-                    position,
-                    prompt.namespace,
-                    prompt.weights,
-                    prompt.tenant,
-                    revision or 0,
-                    spec.block_bytes,
-                    part.request.abis[group],
-                    place=place,
-                    base=base,
-                    home=home,
-                )
+                abi = part.request.abis[group]
+                (obj,) = births.of(group, shard, (index,), (digest,), revision or 0, spec.block_bytes, abi)
                 indices.append(index)
                 digests.append(digest)
                 versions.append(fetch.versions[at * 8 : at * 8 + 8])

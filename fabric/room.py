@@ -159,19 +159,19 @@ class RoomBook:
 
     # --- what rests on what ----------------------------------------------------------------------
 
-    def link(self, obj: Obj) -> None:
-        """The object is in memory: what it rests on knows it, and it what rests on it."""
-        key = (obj.group, obj.shard)
-        count = self._count.setdefault(key, {})
-        self.resting[obj.slot] = count.get(obj.digest, 0)
-        if obj.base:
-            count[obj.base] = resting = count.get(obj.base, 0) + 1
-            base = self.books.table[key].get(obj.base)
-            if base is not None and base.slot >= 0:
-                self.resting[base.slot] = resting
-        if obj.home:
-            self._at_home.setdefault(obj.shard, {}).setdefault(obj.home, {})[obj] = None
-        obj.linked = True
+    def link_all(self, key: tuple[int, int], objects: Sequence[Obj]) -> None:
+        """These objects of one group and shard are in memory: what they rest on knows them, and they what rests on them."""
+        count, table, resting = self._count.setdefault(key, {}), self.books.table[key], self.resting
+        for obj in objects:
+            resting[obj.slot] = count.get(obj.digest, 0)
+            if obj.base:
+                count[obj.base] = now = count.get(obj.base, 0) + 1
+                base = table.get(obj.base)
+                if base is not None and base.slot >= 0:
+                    resting[base.slot] = now
+            if obj.home:
+                self._at_home.setdefault(obj.shard, {}).setdefault(obj.home, {})[obj] = None
+            obj.linked = True
 
     def unlink(self, obj: Obj) -> None:
         """The object loses its slot."""
@@ -242,8 +242,9 @@ class RoomBook:
         freed = 0
         victim: Obj | None = self.victim(pools, tenant, where)
         batch = self._batches[tuple(pool.first for pool in pools), tenant]
+        alone = not self._at_home
         while victim is not None:
-            for obj in (*self.company(victim), victim):
+            for obj in (victim,) if alone else (*self.company(victim), victim):
                 self.unlink(obj)
                 found.append(obj)
                 freed += (obj.group, obj.shard) in meant
@@ -253,18 +254,19 @@ class RoomBook:
 
     def _next(self, batch: Batch) -> Obj | None:
         """The first in turn that may leave still; None where the batch is used up."""
-        books, heap = self.books, batch.heap
+        books, heap, limit, number = self.books, batch.heap, batch.limit, batch.number
+        owner, ranked, resting = books.owner, self.ranked, self.resting
         last, batch.last = batch.last, None
         if last is not None and last.base:
             self._follow(batch, books.table[last.group, last.shard].get(last.base))
         while heap:
             value, nearness, slot, version = heapq.heappop(heap)
-            if batch.limit is not None and (value, nearness) > batch.limit:
+            if limit is not None and (value, nearness) > limit:
                 return None
-            obj = books.owner[slot]
-            if obj is None or obj.version != version or self.ranked[slot] != batch.number:
+            obj = owner[slot]
+            if obj is None or obj.version != version or ranked[slot] != number:
                 continue
-            if self._may_leave(obj) and (not self.resting[slot] or obj.first_out or batch.limit == _ANY):
+            if (not resting[slot] or obj.first_out or limit == _ANY) and self._may_leave(obj):
                 batch.last = obj
                 return obj
         return None

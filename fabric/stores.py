@@ -12,16 +12,17 @@ step, so another acquire sees all of it or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from .births import Births
 from .context import HolderContext, Recent
 from .kinds import Reason
 from .lifecycle import State
 from .messages import Done, Objects, StoreAbort, StoreBegin, StoreBegun, StoreCommit, StoreQuiet
 from .objects import Obj, slot_run, split
 from .requests import gist
-from .segments import stands_at
 from .wakes import Wake
 
 CHECKSUM_BYTES = 16
@@ -40,6 +41,13 @@ class Attempt:
     expires_s: float
     superseded: bool = False
     expiry: Wake | None = None
+
+
+class _Fresh(NamedTuple):
+    """What one item of a store writes."""
+
+    indices: list[int]
+    objects: list[Obj]
 
 
 class StoreDesk:
@@ -68,15 +76,14 @@ class StoreDesk:
         if refusal is not None:
             return StoreBegun(message.request, 0, (), refusal, "")
         by_item, kept = self._fresh_objects(message)
-        fresh = [obj for run in by_item for obj, _ in run]
+        fresh = [obj for run in by_item for obj in run.objects]
         for obj in kept:
             ctx.books.pin(obj)
         lacking = ctx.books.lacking(fresh)
         number = ctx.number()
         if lacking is None:
             ctx.books.reserve_all(fresh)
-            for obj in fresh:
-                self._supersede(obj, number)
+            self._supersede(fresh, number)
         for obj in kept:
             ctx.books.unpin(obj)
         if lacking is not None:
@@ -92,7 +99,7 @@ class StoreDesk:
         )
         self.attempts[number].expiry = ctx.wake_at(expires_s, lambda: self._expire(number))
         runs = tuple(
-            slot_run(item.objects.group, item.objects.shard, [i for _, i in run], [obj for obj, _ in run])
+            slot_run(item.objects.group, item.objects.shard, run.indices, run.objects)
             for item, run in zip(message.items, by_item, strict=True)
         )
         return StoreBegun(message.request, number, runs, None, "")
@@ -107,54 +114,41 @@ class StoreDesk:
             return Reason.QUOTA
         return None
 
-    def _fresh_objects(self, message: StoreBegin) -> tuple[list[list[tuple[Obj, int]]], list[Obj]]:
+    def _fresh_objects(self, message: StoreBegin) -> tuple[list[_Fresh], list[Obj]]:
         """For each item the objects to write, with their indices; and the objects to leave alone."""
         ctx = self.ctx
-        by_item: list[list[tuple[Obj, int]]] = []
+        by_item: list[_Fresh] = []
         kept: list[Obj] = []
-        prompt = message.prompt
-        units = dict(prompt.keys)
+        births = Births(ctx.model, ctx.books.leaving.structure, message.prompt)
         for item in message.items:
-            spec = ctx.model.groups[item.objects.group]
-            fresh: list[tuple[Obj, int]] = []
+            group, shard, indices = item.objects.group, item.objects.shard, item.objects.indices
+            fresh = _Fresh([], [])
             by_item.append(fresh)
-            if item.objects.shard not in ctx.books.shards:
+            if shard not in ctx.books.shards:
                 continue
-            keys = units[spec.unit_tokens]
-            rests_on = ctx.books.leaving.structure.rests_on
-            for index, digest in zip(item.objects.indices, split(item.objects.digests), strict=True):
-                there = ctx.books.find(item.objects.group, item.objects.shard, digest)
-                if there is not None and not message.replace and _same_content(there, item.revision, item.abi):
-                    if there.state is State.SEALED:
-                        kept.append(there)
-                    continue
-                base, home = rests_on(item.objects.group, index, units)
-                position, place = stands_at(ctx.model, spec.unit_tokens, keys, index)
-                obj = Obj(
-                    spec.kind,
-                    item.objects.group,
-                    item.objects.shard,
-                    digest,
-                    position,
-                    prompt.namespace,
-                    prompt.weights,
-                    prompt.tenant,
-                    item.revision,
-                    item.length,
-                    item.abi,
-                    place=place,
-                    base=base,
-                    home=home,
-                )
-                fresh.append((obj, index))
+            digests = split(item.objects.digests)
+            table = ctx.books.table[group, shard]
+            there = list(map(table.get, digests))
+            if any(there):
+                left = []
+                for at, obj in enumerate(there):
+                    if obj is None or message.replace or not _same_content(obj, item.revision, item.abi):
+                        left.append(at)
+                    elif obj.state is State.SEALED:
+                        kept.append(obj)
+                indices, digests = tuple([indices[at] for at in left]), tuple([digests[at] for at in left])
+            fresh.indices.extend(indices)
+            fresh.objects.extend(births.of(group, shard, indices, digests, item.revision, item.length, item.abi))
         return by_item, kept
 
-    def _supersede(self, obj: Obj, number: int) -> None:
-        key = (obj.group, obj.shard, obj.digest)
-        earlier = self._open.get(key)
-        if earlier is not None and earlier in self.attempts:
-            self.attempts[earlier].superseded = True
-        self._open[key] = number
+    def _supersede(self, fresh: Iterable[Obj], number: int) -> None:
+        begun = self._open
+        for obj in fresh:
+            key = (obj.group, obj.shard, obj.digest)
+            earlier = begun.get(key)
+            if earlier is not None and earlier in self.attempts:
+                self.attempts[earlier].superseded = True
+            begun[key] = number
 
     # --- commit, abort -------------------------------------------------------------------------
 

@@ -51,6 +51,11 @@ TIMERS_MAX = 1_000_000
 """Timers that run before one request: more is a loop."""
 
 
+def checksums_of(digests: bytes) -> bytes:
+    """The checksums, 16 bytes each, of objects with these digests of 32 bytes: each one's second half."""
+    return np.frombuffer(digests, dtype="V16")[1::2].tobytes()
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a replay runs on. ``disk_bytes``: of each node; None for no disk.

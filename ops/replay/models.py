@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -80,16 +80,27 @@ class Digests:
         names = ids[at].astype(np.uint64) * np.uint64(_CUTS) + (ends - at * BLOCK_TOKENS).astype(np.uint64)
         return _spread(names).tobytes()
 
+    def prepare(self, blocks: Iterable[int]) -> None:
+        """Compute the digests of blocks that soon follow, many at a time."""
+        known = self._known
+        if BLOCK_TOKENS not in self._units:
+            return
+        fresh = list({block for block in blocks if block not in known})
+        if len(known) + len(fresh) > self._known_max:
+            known.clear()
+        elif fresh:
+            known.update(zip(fresh, split(self._cut(fresh, BLOCK_TOKENS)), strict=True))
+
     def _of_blocks(self, blocks: Sequence[int]) -> bytes:
         """:meth:`_cut` at each block's end; what came before is not computed again."""
-        known = self._known
-        fresh = [block for block in blocks if block not in known]
-        if fresh:
-            if len(known) + len(fresh) > self._known_max:
-                known.clear()
-                fresh = list(blocks)
-            known.update(zip(fresh, split(self._cut(fresh, BLOCK_TOKENS)), strict=True))
-        return b"".join([known[block] for block in blocks])
+        digests = list(map(self._known.get, blocks))
+        if None in digests:
+            known = dict(zip(blocks, split(self._cut(blocks, BLOCK_TOKENS)), strict=True))
+            if len(self._known) + len(known) > self._known_max:
+                self._known.clear()
+            self._known.update(known)
+            digests = [known[block] for block in blocks]
+        return b"".join(digests)  # type: ignore[arg-type] # mypy does not see that no None is left
 
 
 def _spread(names: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 from ...fabric.arena import ArenaLayout
 from ...fabric.checkpoints import BranchBook, published, trail_of
@@ -29,13 +31,15 @@ from ...fabric.passport import Abi, AbiPassport
 from ...fabric.series import Occupancy, Sample, added
 from ...policies.checkpoint import checkpoint_policy
 from ...policies.costs import CostGuess
-from .machine import Setup, SimulatedFabric
+from .machine import Setup, SimulatedFabric, checksums_of
 from .models import Digests
 from .trace import BLOCK_TOKENS, Trace, infinite_cache_hits
 
 LEASE_S = 60.0
 COLLECT_EVERY = 50_000
 """Objects more than before from one look for garbage to the next."""
+PREPARED = 256
+"""Requests whose blocks' digests are computed at a time."""
 WEIGHTS = bytes(16)
 
 
@@ -119,7 +123,11 @@ class Replay:
         """Play it all. ``progress`` is told how many requests are over."""
         began = time.perf_counter()
         with _few_collections():
-            for number, request in enumerate(self.trace.requests):
+            requests = self.trace.requests
+            for number, request in enumerate(requests):
+                if number % PREPARED == 0:
+                    soon = requests[number : number + PREPARED]
+                    self._digests.prepare(chain.from_iterable(one.blocks for one in soon))
                 self.fabric.advance(request.at_s)
                 self._one(number, request.blocks, request.input_tokens)
                 if progress is not None and number % 64 == 63:
@@ -153,14 +161,13 @@ class Replay:
         for group, indices in enumerate(self._to_store(keys, whole, answer.hash_tokens)):
             spec = self.model.groups[group]
             first = resumed // spec.unit_tokens
-            fresh = [i for i in indices if i >= first]
+            fresh = indices[bisect_left(indices, first) :]
             if not fresh:
                 continue
             self._largest[group] = max(self._largest[group], len(fresh))
-            blob = keys[spec.unit_tokens]
-            digests = b"".join(blob[i * 32 : i * 32 + 32] for i in fresh)
+            digests = _digests_at(keys[spec.unit_tokens], fresh)
             for shard in range(self.model.shards):
-                objects = Objects(group, shard, tuple(fresh), digests)
+                objects = Objects(group, shard, fresh, digests)
                 items.append(StoreItem(objects, 0, spec.block_bytes, self._abis[group]))
         if not items:
             return
@@ -171,7 +178,7 @@ class Replay:
             return
         for run in begun.slots:
             blob = keys[self.model.groups[run.group].unit_tokens]
-            sums.extend(blob[i * 32 + 16 : i * 32 + 32] for i in run.indices)
+            sums.append(checksums_of(_digests_at(blob, run.indices)))
         done = self.fabric.ask(node, StoreCommit(f"c{number}", begun.attempt, b"".join(sums)))
         assert isinstance(done, Done)
         if done.refused is not None:
@@ -219,6 +226,16 @@ class Replay:
     def series(self) -> list[list[Sample]]:
         """Every holder's samples over simulated time."""
         return [node.core.series() for node in self.fabric.nodes.values()]
+
+
+def _digests_at(blob: bytes, indices: Sequence[int]) -> bytes:
+    """Those of a prompt's digests that stand at these places, ascending."""
+    if not indices:
+        return b""
+    first, last = indices[0], indices[-1]
+    if last - first == len(indices) - 1:
+        return blob[first * 32 : last * 32 + 32]
+    return b"".join([blob[i * 32 : i * 32 + 32] for i in indices])
 
 
 def by_kind(
