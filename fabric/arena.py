@@ -362,10 +362,10 @@ class Arena:
     def seal_all(
         self,
         slots: npt.NDArray[np.int64],
-        lengths: Sequence[int],
+        lengths: npt.ArrayLike,
         checksums: bytes,
         objects16: bytes,
-        revisions: Sequence[int],
+        revisions: npt.ArrayLike,
     ) -> None:
         """:meth:`seal` for many slots at once; checksums and objects are 16 bytes each."""
         self.table["length"][slots] = lengths

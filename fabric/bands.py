@@ -20,6 +20,11 @@ NOBODY = 0
 """The life that bears what was evicted."""
 
 
+UNTOLD: Versions = np.zeros(SEGMENT_OBJECTS, np.uint64)
+"""The versions of what has none."""
+UNTOLD.setflags(write=False)
+
+
 @dataclass(slots=True)
 class Cell:
     """One lane of a run laid open: bits and versions by offset in the segment."""
@@ -41,16 +46,23 @@ def pack(life: int, cells: Mapping[Lane, Cell], owner: Callable[[int, tuple[Lane
         versions = b""
         if life != NOBODY:
             offsets = _offsets(bits)
-            held = np.stack([cells[lane].versions[offsets] for lane in lanes])
-            versions = encode_versions(held) if held.any() else b""
+            if len(lanes) == 1:
+                held = cells[lanes[0]].versions[offsets][None]
+            else:
+                held = np.array([cells[lane].versions[offsets] for lane in lanes])
+            versions = encode_versions(held) if np.count_nonzero(held) else b""
         bands.append(Band(owner(life, tuple(lanes)), shared_bits(bits), versions))
     return bands
 
 
 def unpack(band: Band, cells: dict[Lane, Cell]) -> None:
     """Lay a band open, a cell a lane."""
-    offsets = _offsets(band.bits)
     lanes = band.owner.lanes
+    if band.life == NOBODY:
+        for lane in lanes:
+            cells[lane] = Cell(band.bits, UNTOLD)
+        return
+    offsets = _offsets(band.bits)
     held = decode_versions(band.versions, len(lanes)) if band.versions else None
     for row, lane in enumerate(lanes):
         versions = np.zeros(SEGMENT_OBJECTS, np.uint64)

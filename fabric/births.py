@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .kinds import INDEX_DIGEST_BYTES
 from .messages import Prompt
 from .model import ModelSpec
 from .objects import Obj
 from .passport import Abi
 from .room import Structure
-from .segments import stands_at
+from .segments import SEGMENT_OBJECTS, ChainPlace, stands_at
 
 
 class Births:
@@ -37,9 +38,18 @@ class Births:
         kind, unit = spec.kind, spec.unit_tokens
         keys, rests_on = units[unit], self._structure.rests_on
         namespace, weights, tenant = prompt.namespace, prompt.weights, prompt.tenant
+        chained, rests = self._model.chained, self._structure.prefix[group]
+        homeless = self._structure.home_group in (None, group)
+        before, anchor, last = b"", b"", -2
         for index, digest in zip(indices, digests, strict=True):
-            base, home = rests_on(group, index, units)
-            position, place = stands_at(self._model, unit, keys, index)
+            if index == last + 1 and chained and homeless and index % SEGMENT_OBJECTS:
+                # What follows the one before needs nothing cut anew.
+                position, place = (index + 1) * unit, ChainPlace(anchor, before[:INDEX_DIGEST_BYTES])
+                base, home = before if rests else b"", b""
+            else:
+                base, home = rests_on(group, index, units)
+                position, place = stands_at(self._model, unit, keys, index)
+            before, anchor, last = digest, place.anchor, index
             yield Obj(
                 kind,
                 group,

@@ -113,6 +113,8 @@ class DiskDesk:
 
     def bytes_before(self, place_s: float = float("inf")) -> float:
         """What is being read, and what goes before that place (:meth:`weight_bytes`)."""
+        if not self._reading and not len(self._queue):
+            return 0.0
         reading = sum(reading.weight_bytes for reading in self._reading.values())
         waiting = self._queue.bytes_before(place_s)
         return reading + sum(nbytes * self._weight_in(where) for where, nbytes in waiting.items())
@@ -443,6 +445,8 @@ class DiskDesk:
         self._read_more()
 
     def _read_more(self) -> None:
+        if not len(self._queue):
+            return
         config = self.ctx.config
         from_host: list[Obj] = []
         from_disk: list[tuple[Obj, int]] = []
@@ -520,7 +524,8 @@ class DiskDesk:
         self.ctx.arrived(obj, refused)
 
     def _batches(self, objects: list[tuple[Obj, int]]) -> Iterator[list[tuple[Obj, int]]]:
-        config, batch, size = self.ctx.config, list[tuple[Obj, int]](), 0
+        config, size = self.ctx.config, 0
+        batch: list[tuple[Obj, int]] = []
         for obj, slot in objects:
             full = len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes
             way = (self._from_store(obj), self._ahead(obj))

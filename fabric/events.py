@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .bands import GONE, IN_MEMORY, ON_TIER
 from .context import HolderContext
@@ -353,18 +353,26 @@ def _chained(objects: Sequence[Obj]) -> list[Obj]:
 
     They are different ones and change alike, so their order is free, and the fewer runs they make the better.
     """
-    names = [(obj.group, obj.shard, obj.digest[:INDEX_DIGEST_BYTES]) for obj in objects]
+    names: list[Any] = [obj.digest[:INDEX_DIGEST_BYTES] for obj in objects]
+    parents: list[Any] = [obj.place.parent if obj.place is not None else b"" for obj in objects]
+    places = {(obj.group, obj.shard) for obj in objects}
+    if len(places) == 1:
+        # Nearly always one piece of one chain, as it was stored or from its end.
+        if parents[1:] == names[:-1]:
+            return list(objects)
+        if parents[:-1] == names[1:]:
+            return list(objects[::-1])
+    else:
+        names = [(obj.group, obj.shard, name) for obj, name in zip(objects, names, strict=True)]
+        parents = [(obj.group, obj.shard, parent) for obj, parent in zip(objects, parents, strict=True)]
     here = set(names)
-    following: dict[tuple[int, int, bytes], int] = {}
+    following: dict[Any, int] = {}
     firsts = []
-    for at, obj in enumerate(objects):
-        key = (obj.group, obj.shard, obj.place.parent if obj.place is not None else b"")
-        if key in here and key not in following:
-            following[key] = at
+    for at, parent in enumerate(parents):
+        if parent in here and parent not in following:
+            following[parent] = at
         else:
             firsts.append(at)
-    if len(firsts) == 1 and firsts[0] == 0 and list(following.values()) == list(range(1, len(objects))):
-        return list(objects)
     chained = []
     for first in firsts:
         at_next: int | None = first

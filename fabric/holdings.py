@@ -9,7 +9,7 @@ import numpy as np
 
 from .admission import AdmissionBook, ByteLimit, TenantQuota
 from .arena import Arena
-from .claims import Slots
+from .claims import Slots, every
 from .columns import bits_of, column_of, entry_of
 from .eviction import EvictionFactory, LeastRecentlyUsed, PoolShape
 from .kinds import ObjectKind
@@ -207,7 +207,7 @@ class Holdings:
     def _alike(self, slots: Slots) -> bool:
         """Whether all these slots' objects are of one revision and ABI."""
         revisions, abis = self.revisions[slots], self.abi_numbers[slots]
-        return not len(slots) or bool((revisions == revisions[0]).all() and (abis == abis[0]).all())
+        return not len(slots) or (every(revisions == revisions[0]) and every(abis == abis[0]))
 
     def abi_numbers_of(self, slots: Slots) -> list[int]:
         """The distinct ABIs (numbers into ``abis``) of these slots' objects; nearly always one."""
@@ -215,7 +215,7 @@ class Holdings:
         if not len(numbers):
             return []
         first = numbers[0]
-        return [int(first)] if (numbers == first).all() else np.unique(numbers).tolist()
+        return [int(first)] if every(numbers == first) else np.unique(numbers).tolist()
 
     def in_host(self, prompt: Prompt, group: int, shard: int) -> int:
         """Along a prompt, the objects of which the copy to restore lies in host memory, as bits."""

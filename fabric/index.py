@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, ON_TIER, Cell, cost_bytes, evicted_objects_of, pack, unpack
+from .bands import EVICTED, GONE, IN_MEMORY, NOBODY, ON_TIER, UNTOLD, Cell, cost_bytes, evicted_objects_of, pack, unpack
 from .bitmaps import ones
 from .chains import KEY, RUN_BYTES, SEGMENT_BYTES, Band, Owner, Run, Segment
 from .lookups import Seen, evicted_of, look
@@ -302,7 +302,7 @@ class ChainIndex:
             mark = self._lane(Lane(lane.group, 0, EVICTED, 0, _NO_ABI))
             cell = nobody.cells.get(mark)
             if cell is None:
-                cell = nobody.cells[mark] = Cell(0, np.zeros(SEGMENT_OBJECTS, np.uint64))
+                cell = nobody.cells[mark] = Cell(0, UNTOLD)
             self.evicted_objects += (bits & ~cell.bits).bit_count()
             cell.bits |= bits
             self._evicted[entry.run] = (entry.table, entry.anchor)

@@ -39,7 +39,9 @@ class Lives(Holdings):
     def _record_all(self, objects: Sequence[Obj], checksums: bytes) -> None:
         """:meth:`_record` for objects whose checksums are set."""
         slots = slots_of(objects)
-        lengths, revisions = [obj.length for obj in objects], [obj.revision for obj in objects]
+        # Of as many groups, mostly each with its own length: arrays are made of lists once.
+        lengths = np.array([obj.length for obj in objects], dtype=np.int64)
+        revisions = np.array([obj.revision for obj in objects], dtype=np.int64)
         self.lengths[slots], self.revisions[slots] = lengths, revisions
         self.checksums[slots] = np.frombuffer(checksums, dtype="<u8").reshape(-1, 2)
         self.abi_numbers[slots] = self._numbers_of(objects)
@@ -444,7 +446,7 @@ class Lives(Holdings):
                 self.pin(self._owner(slot))
             return
         pins = self.pins[slots]
-        counts = count_runs(pins == 0, claim.starts) if pins.any() else claim.counts
+        counts = count_runs(pins == 0, claim.starts) if np.count_nonzero(pins) else claim.counts
         for pool, idle in zip(claim.pools, counts, strict=True):
             self.pools[pool].evictable -= idle
         self.pins[slots] = pins + 1
@@ -461,9 +463,9 @@ class Lives(Holdings):
         pins = self.pins[slots] - 1
         self.pins[slots] = pins
         counts = claim.counts
-        if pins.any():
+        if np.count_nonzero(pins):
             idle = pins == 0
-            if not idle.any():
+            if not np.count_nonzero(idle):
                 return
             counts = count_runs(idle, claim.starts)
         for pool, count in zip(claim.pools, counts, strict=True):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .births import Births
-from .claims import Claim
+from .claims import Claim, every
 from .context import HolderContext
 from .disk import DiskDesk
 from .effects import DigestSlots, TransferDone
@@ -97,7 +97,7 @@ class PartDesk:
             return False
         array = np.array(slots, dtype=np.int64)
         revision = part.revision_of(objects)
-        if revision is not None and (books.revisions[array] != revision).any():
+        if revision is not None and not every(books.revisions[array] == revision):
             return False
         reader = part.request.abis[group]
         if any(abi_refusal(books.abis[number], reader) is not None for number in books.abi_numbers_of(array)):

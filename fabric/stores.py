@@ -181,7 +181,7 @@ class StoreDesk:
             ctx.books.retire(old)
         ctx.books.install_all(attempt.objects)
         ctx.stored_runs.stored(ctx.books, attempt.objects)
-        ctx.counters["stored_objects"] += len(attempt.objects)
+        ctx.tally.count("stored_objects", len(attempt.objects))
         ctx.journal.happened(ctx.now, "stored", attempt.objects)
         return Done(message.request, None, "", ctx.mark)
 

@@ -138,6 +138,10 @@ class Tally:
             self._usable = self._usables = self._granted = self._grants = self._full = 0
         return self._counters
 
+    def count(self, name: str, by: int) -> None:
+        """Add to one of the counts without labels that no acquire counts."""
+        self._counters[name] += by
+
     def lease_released(self, proof: Proof, reused: int, refused: Reason | None) -> None:
         """A reader gave its lease back; ``reused``: tokens it reported after a clean check."""
         granted = proof.tokens

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from .arena import PAGE_BYTES, Arena, SlotState
 from .books import Books
 from .cause import absent_reason, stale_reason
-from .claims import Claim, Slots
+from .claims import Claim, Slots, every
 from .kinds import Form, Layer, ProtocolError, Reason
 from .messages import SlotRun
 from .model import ModelSpec
@@ -72,6 +72,7 @@ Held = dict[tuple[int, int], HeldRun]
 Mask = npt.NDArray[np.bool_]
 
 _MINT = object()
+_SEALED = int(SlotState.SEALED)
 _ANY = -1
 """Stands for a group whose revision nothing binds; revisions are not negative."""
 
@@ -140,7 +141,7 @@ class Proof:
         that serve, and whose headers are the ones that were proven, are the ones that were proven.
         """
         slots = self.claim.slots
-        return bool(books.serving[slots].all()) and headers_of(books.arena, slots) == self._headers
+        return every(books.serving[slots]) and headers_of(books.arena, slots) == self._headers
 
 
 def whole_block(model: ModelSpec, tokens: int, n: int) -> Verdict:
@@ -159,10 +160,8 @@ class Share:
         self.books = books
         self.held = held
         self.runs = [(group, shard, run) for (group, shard), run in sorted(held.items()) if run.slots]
-        self._counts = np.array([len(run.slots) for _, _, run in self.runs], dtype=np.int64)
-        starts = np.cumsum(self._counts) - self._counts
-        self.slots = np.concatenate([run.array for _, _, run in self.runs]) if self.runs else _NO_SLOTS
-        self.claim = Claim(tuple((group, shard) for group, shard, _ in self.runs), starts, self.slots)
+        self.claim = Claim.of([(group, shard, run.array) for group, shard, run in self.runs])
+        self.slots = self.claim.slots
         self._abi_numbers = books.abi_numbers[self.slots]
         self._refusals = list(self._refused_abis(abis))
 
@@ -170,7 +169,7 @@ class Share:
         """What does not join the reader's ABI: the run's place, the ABI's number, why."""
         numbers = self._abi_numbers
         firsts = numbers[self.claim.starts]
-        if (numbers == self.by_run(firsts)).all():
+        if every(numbers == self.by_run(firsts)):
             found: Iterable[tuple[int, int]] = enumerate(firsts.tolist())
         else:
             ends = [*self.claim.starts[1:], len(numbers)]
@@ -182,8 +181,10 @@ class Share:
                 yield place, number, refusal
 
     def by_run(self, values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value a run, repeated for each of its slots."""
-        return np.repeat(np.asarray(values), self._counts)
+        """A value a run, to be held against each of its slots."""
+        one_a_run = np.asarray(values)
+        # Of one run, it goes for all slots as it is.
+        return one_a_run if len(self.runs) == 1 else np.repeat(one_a_run, self.claim.counts)
 
     @property
     def joined(self) -> bool:
@@ -200,10 +201,10 @@ class Share:
 
     def verdict(self, layer: Layer, reason: Reason, good: Mask) -> Verdict | None:
         """The refusal of the first slot that is not good; None if all are."""
-        if good.all():
+        if every(good):
             return None
         at = int(np.flatnonzero(~good)[0])
-        for (group, shard, run), count in zip(self.runs, self._counts.tolist(), strict=True):
+        for (group, shard, run), count in zip(self.runs, self.claim.counts, strict=True):
             if at < count:
                 return Verdict(layer, reason, group, shard, run.indices[at])
             at -= count
@@ -239,7 +240,7 @@ def intersection(
     bound = [(_ANY if revisions[group] is None else revisions[group]) for group, _, _ in share.runs]
     asked = share.by_run(np.array(bound, dtype=np.int64))
     good = (recorded == asked) | (asked == _ANY)
-    if not good.all():
+    if not every(good):
         at = share.verdict(Layer.INTERSECTION, Reason.VERSION_CHANGED, good)
         assert at is not None
         spec = model.groups[at.group]
@@ -250,7 +251,7 @@ def intersection(
 def _sealed_as_recorded(share: Share) -> Mask:
     books, slots = share.books, share.slots
     arena = books.arena
-    same: Mask = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == SlotState.SEALED)
+    same: Mask = (arena.versions[slots] == books.versions[slots]) & (arena.states[slots] == _SEALED)
     return same
 
 
@@ -271,8 +272,10 @@ def alignment(model: ModelSpec, share: Share, digests: dict[int, bytes]) -> Verd
     wrong = share.verdict(Layer.ALIGNMENT, Reason.MISALIGNED, good)
     if wrong is not None:
         return wrong
-    recorded = arena.checksums[slots].view("<u8").reshape(-1, 2)
-    good = (recorded == books.checksums[slots]).all(axis=1) & (arena.lengths[slots] == lengths)
+    good = arena.lengths[slots] == lengths
+    recorded, now = books.checksums[slots], arena.checksums[slots]
+    if recorded.tobytes() != now.tobytes():
+        good &= (recorded == now.view("<u8").reshape(-1, 2)).all(axis=1)
     for place, slot in enumerate(slots.tolist() if digests else ()):
         if slot in digests and digests[slot] != books.checksums[slot].tobytes():
             good[place] = False
@@ -298,7 +301,6 @@ MANY_SLOTS = 1024
 ROWS_MAX = 64
 
 _NOTHING_HELD = HeldRun()
-_NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
 
 def prove(

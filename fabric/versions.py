@@ -17,12 +17,16 @@ from .kinds import WireError
 
 Versions = NDArray[np.uint64]
 
+FEW = 64
+"""Up to so many versions of one lane are packed one by one."""
 _WIDTHS = {0: None, 1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _BASE = np.dtype("<u8")
 
 
 def encode_versions(values: Versions) -> bytes:
     """Bytes of versions of shape (lanes, count), count >= 1."""
+    if values.shape[0] == 1 and values.shape[1] <= FEW:
+        return _encode_few(values[0].tolist())
     bases = values.min(axis=1)
     deltas = values - bases[:, None]
     top = int(deltas.max())
@@ -31,6 +35,19 @@ def encode_versions(values: Versions) -> bytes:
         return b"\x00" + head
     width = 1 if top < 1 << 8 else 2 if top < 1 << 16 else 4 if top < 1 << 32 else 8
     return b"".join((bytes((width,)), head, deltas.astype(_WIDTHS[width]).tobytes()))
+
+
+def _encode_few(values: list[int]) -> bytes:
+    """:func:`encode_versions` of one lane: arrays would take several times as long."""
+    base = min(values)
+    top = max(values) - base
+    head = base.to_bytes(8, "little")
+    if top == 0:
+        return b"\x00" + head
+    if top < 1 << 8:
+        return b"".join((b"\x01", head, bytes([value - base for value in values])))
+    width = 2 if top < 1 << 16 else 4 if top < 1 << 32 else 8
+    return b"".join((bytes((width,)), head, *[(value - base).to_bytes(width, "little") for value in values]))
 
 
 def decode_versions(blob: bytes, lanes: int) -> Versions:
@@ -51,5 +68,5 @@ def decode_versions(blob: bytes, lanes: int) -> Versions:
     if (len(blob) - head) % (lanes * width):
         raise WireError(f"versions: {len(blob) - head} bytes do not divide into {lanes} lanes of {width} bytes")
     deltas = np.frombuffer(blob, kind, -1, head).reshape(lanes, -1)
-    out: Versions = deltas.astype(np.uint64) + bases[:, None]
+    out: Versions = np.add(deltas, bases[:, None], dtype=np.uint64)
     return out
