@@ -7,12 +7,11 @@ runs and the tail of one is looked up object by object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from .books import Books
 from .identity import DIGEST_BYTES
-from .objects import Obj, place_of
+from .objects import Obj, by_place
 from .validation import SealedRun, sealed_runs
 
 RUN_MIN = 4
@@ -33,9 +32,9 @@ class StoredRuns:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def stored(self, books: Books, objects: Iterable[Obj]) -> None:
+    def stored(self, books: Books, objects: Sequence[Obj]) -> None:
         """These were stored in one commit and are visible; those of one group and shard stand in a row."""
-        rows = [list(row) for _, row in groupby(objects, key=place_of)]
+        rows = [row for _, row in by_place(objects)]
         long = [row for row in rows if self._run_min <= len(row) <= self._slots_max]
         for run in sealed_runs(books, long) if long else ():
             self._keep(run)

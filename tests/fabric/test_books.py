@@ -268,7 +268,13 @@ def held_by(books: Books) -> list[object]:
     }
     pools = [(len(pool.free), pool.evictable) for pool in books.pools.values()]
     free = sorted(int(c[slot]) for pool in books.pools.values() for slot in pool.free for c in columns)
-    return [there, pools, free, books.victims, [(obj.digest, c.gone, c.evicted) for c in books.changes for obj in c.objects]]
+    return [
+        there,
+        pools,
+        free,
+        books.victims,
+        [(obj.digest, c.gone, c.evicted) for c in books.changes for obj in c.objects],
+    ]
 
 
 def test_what_is_done_to_many_is_what_is_done_to_each(books: Books) -> None:
