@@ -58,7 +58,7 @@ def pack(life: int, cells: Mapping[Lane, Cell], owner: Callable[[int, tuple[Lane
 def unpack(band: Band, cells: dict[Lane, Cell]) -> None:
     """Lay a band open, a cell a lane."""
     lanes = band.owner.lanes
-    if band.life == NOBODY:
+    if band.owner.life == NOBODY:
         for lane in lanes:
             cells[lane] = Cell(band.bits, UNTOLD)
         return
@@ -78,7 +78,7 @@ def evicted_objects_of(run: Run) -> int:
 
 def cost_bytes(bands: tuple[Band, ...]) -> int:
     """About what these bands take in memory."""
-    return sum(BAND_BYTES + len(band.versions) for band in bands)
+    return BAND_BYTES * len(bands) + sum([len(band.versions) for band in bands])
 
 
 def _by_place(lane: Lane) -> tuple[int, int, int]:

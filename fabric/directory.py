@@ -118,6 +118,7 @@ class DirectoryCore:
         """Maps told since segments of other shards began to be let go."""
         self._waiting: list[_Waiting] = []
         self._effects: list[Effect] = []
+        self._units = tuple(group.unit_tokens for group in model.groups)
         self._now = 0.0
 
     def start(self, holders: Iterable[str]) -> list[Effect]:
@@ -309,12 +310,12 @@ class DirectoryCore:
         return [run for run in runs if self._makes_sense(run) and self._owns(run.anchor)]
 
     def _makes_sense(self, run: EventRun) -> bool:
-        lane, groups = run.lane, self.model.groups
+        lane, units = run.lane, self._units
         return (
-            0 <= lane.group < len(groups)
+            0 <= lane.group < len(units)
             and 0 <= lane.shard < self.model.shards
             and GONE <= lane.state <= ON_TIER
-            and run.unit == groups[lane.group].unit_tokens
+            and run.unit == units[lane.group]
             and 0 <= run.first < OBJECTS_MAX
         )
 

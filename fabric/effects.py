@@ -15,9 +15,12 @@ from .kinds import Reason
 # --- events ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
-    """A record arrived from an address ("client:...", a holder, "directory:0", "supervisor")."""
+    """A record arrived from an address ("client:...", a holder, "directory:0", "supervisor").
+
+    Not frozen, and so is :class:`Send`: one is made of every record, in a third of the time.
+    """
 
     sender: str
     message: Any
@@ -176,7 +179,7 @@ class ExtentScrubbed:
 # --- effects -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Deliver a record, once, best effort; say :class:`Undeliverable` if it is known to be lost."""
 

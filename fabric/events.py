@@ -127,7 +127,7 @@ class EventDesk:
             return False
         if count > ctx.config.dump_objects_max or (len(changes) > 1 and not _distinct(changes, count)):
             return False
-        if any(obj.place is None for change in changes for obj in change.objects):
+        if [obj for change in changes for obj in change.objects if obj.place is None]:
             return False
         ctx.changes_told += count
         self._send(stream, _runs(changes, self._unit))
@@ -344,14 +344,16 @@ def _distinct(changes: Sequence[Change], count: int) -> bool:
 def _runs(changes: Iterable[Change], unit_of: Callable[[int], int]) -> Iterator[EventRun]:
     """Changes of like objects that follow one another in a chain, as one run."""
     for (gone, evicted), same in groupby(changes, lambda change: (change.gone, change.evicted)):
-        for like in _alike(_chained([obj for change in same for obj in change.objects]), gone=gone):
+        objects, follows = _chained([obj for change in same for obj in change.objects])
+        # What is gone is alike, and what follows in a chain is of one segment: the first of the next has no parent.
+        for like in (objects,) if gone and follows else _alike(objects, gone=gone):
             yield _run(like, unit_of, gone=gone, evicted=evicted)
 
 
-def _chained(objects: Sequence[Obj]) -> list[Obj]:
+def _chained(objects: Sequence[Obj]) -> tuple[list[Obj], bool]:
     """The objects along their chains, whatever the order they changed in (what is evicted leaves from its far end).
 
-    They are different ones and change alike, so their order is free, and the fewer runs they make the better.
+    True where each follows the one before. They are different ones and change alike, so their order is free, and the fewer runs they make the better.
     """
     names: list[Any] = [obj.digest[:INDEX_DIGEST_BYTES] for obj in objects]
     parents: list[Any] = [obj.place.parent if obj.place is not None else b"" for obj in objects]
@@ -359,9 +361,9 @@ def _chained(objects: Sequence[Obj]) -> list[Obj]:
     if len(places) == 1:
         # Nearly always one piece of one chain, as it was stored or from its end.
         if parents[1:] == names[:-1]:
-            return list(objects)
+            return list(objects), True
         if parents[:-1] == names[1:]:
-            return list(objects[::-1])
+            return list(objects[::-1]), True
     else:
         names = [(obj.group, obj.shard, name) for obj, name in zip(objects, names, strict=True)]
         parents = [(obj.group, obj.shard, parent) for obj, parent in zip(objects, parents, strict=True)]
@@ -380,16 +382,20 @@ def _chained(objects: Sequence[Obj]) -> list[Obj]:
             chained.append(objects[at_next])
             at_next = following.pop(names[at_next], None)
     chained.extend([objects[at] for at in following.values()])  # only a chain that bites its own tail has no first
-    return chained
+    return chained, False
 
 
 def _alike(objects: list[Obj], *, gone: bool = False) -> Iterator[list[Obj]]:
     """Objects whose change is the same, cut where one does not follow or is not like the one before it."""
-    start = 0
-    for at in range(1, len(objects) + 1):
-        if at == len(objects) or not _follows(objects[at - 1], objects[at], gone=gone):
+    if not objects:
+        return
+    start, before = 0, objects[0]
+    for at, obj in enumerate(objects):
+        if at and not _follows(before, obj, gone=gone):
             yield objects[start:at]
             start = at
+        before = obj
+    yield objects[start:]
 
 
 def _follows(a: Obj, b: Obj, *, gone: bool) -> bool:

@@ -319,9 +319,11 @@ class HolderCore:
 
     def _settle(self) -> list[Effect]:
         ctx = self.ctx
-        self._drain_local()
+        if ctx.local:
+            self._drain_local()
         self.leader.room.room_gained()
-        self._drain_local()
+        if ctx.local:
+            self._drain_local()
         if self.disk.turn_due and (self._turn is None or self._turn.call is None):
             self._turn = ctx.wake_at(ctx.now, self._next_turn)
         self.drain.look()

@@ -214,7 +214,7 @@ class ChainIndex:
         if entry is None:
             cells: dict[Lane, Cell] = {}
             for band in run.bands:
-                if band.life == life:
+                if band.owner.life == life:
                     unpack(band, cells)
             entry = entries[life] = _Open(table, anchor, run, life, cells)
         return entry
@@ -232,7 +232,7 @@ class ChainIndex:
         mask = ones(size) << offset
         had = 0
         for other, cell in entry.cells.items():
-            if other.group == lane.group and other.shard == lane.shard and other is not lane and other != lane:
+            if other is not lane and other.group == lane.group and other.shard == lane.shard and other != lane:
                 had |= cell.bits & mask
                 cell.bits &= ~mask
         if lane.state == GONE:
@@ -293,7 +293,8 @@ class ChainIndex:
     def _was_evicted(self, entry: _Open, opened: Opened, lane: Lane, bits: int) -> None:
         """Remember those objects of which no other life has a copy of this group and shard."""
         for band in entry.run.bands:
-            if band.life == entry.life or band.life not in self.lives or not bits & band.bits:
+            life = band.owner.life
+            if life == entry.life or life not in self.lives or not bits & band.bits:
                 continue
             if any(other.group == lane.group and other.shard == lane.shard for other in band.owner.lanes):
                 bits &= ~band.bits
@@ -320,7 +321,7 @@ class ChainIndex:
 
     def _close(self, run: Run, entries: dict[int, _Open]) -> None:
         """Put what a batch touched of a run back as bands."""
-        bands = [band for band in run.bands if band.life not in entries]
+        bands = [band for band in run.bands if band.owner.life not in entries]
         shrank = False
         for life, entry in entries.items():
             fresh = pack(entry.life, entry.cells, self._owner)
@@ -350,7 +351,7 @@ class ChainIndex:
         self._edition += 1
         segment.edition = self._edition
         if shrank:
-            if all(band.life != NOBODY for band in bands):
+            if not [band for band in bands if band.owner.life == NOBODY]:
                 self._evicted.pop(run, None)
             held = len(run.digests)
             segment.trim(run)

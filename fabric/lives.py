@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from .arena import SlotState
-from .claims import Claim, Slots, count_runs
+from .claims import Claim, Slots, count_runs, every
 from .eviction import Arrivals
 from .holdings import Holdings
 from .kinds import ProtocolError, Reason
@@ -47,7 +47,7 @@ class Lives(Holdings):
         self.abi_numbers[slots] = self._numbers_of(objects)
         self.positions[slots] = [obj.position for obj in objects]
         self.first_out[slots] = [obj.first_out for obj in objects]
-        self.arena.seal_all(slots, lengths, checksums, b"".join(obj.digest[:16] for obj in objects), revisions)
+        self.arena.seal_all(slots, lengths, checksums, b"".join([obj.digest[:16] for obj in objects]), revisions)
 
     def _number_of(self, abi: Abi) -> int:
         number = self._abi_number.get(abi)
@@ -256,36 +256,46 @@ class Lives(Holdings):
 
     def evict_all(self, objects: Sequence[Obj]) -> None:
         """:meth:`evict` for many at once; those of one group and shard best stand in a row."""
-        plain = []
-        for obj in objects:
-            if obj.on_a_tier or self.admission.limits or not obj.evictable:
-                self.evict(obj)
-            else:
-                plain.append(obj)
+        plain = self._all_plain(objects)
         if not plain:
             return
+        slots = slots_of(plain)
         if self.writing is not None:
             for obj in plain:
                 self.writing.left(obj.digest)
         advance_all(plain, Verb.EVICT, Verb.VACATE)
         self._changed(plain, gone=True, evicted=True)
-        slots = slots_of(plain)
         self.settled[slots] = False
         self.serving[slots] = False
         self.arena.vacate_all(slots, SlotState.FREE)
         for key, run in by_place(plain):
             table, ready, pool, owner = self.table[key], self.ready[key], self.pools[key], self.owner
             pool.evictable -= len(run)
+            pool.give_back_all([obj.slot for obj in run])
             for obj in run:
-                digest, slot = obj.digest, obj.slot
+                digest = obj.digest
                 del table[digest]
                 ready.pop(digest, None)
                 if obj.linked:
                     self.leaving.unlink(obj)
-                owner[slot] = None
-                pool.give_back(slot)
+                owner[obj.slot] = None
                 obj.visible, obj.slot = False, -1
         self.room_gained += len(plain)
+
+    def _all_plain(self, objects: Sequence[Obj]) -> Sequence[Obj]:
+        """Those that need nothing but to leave memory; the others are evicted on the spot."""
+        slots = slots_of(objects)
+        on_tiers = [obj for obj in objects if obj.below >= 0 or obj.on_disk is not None]
+        idle = every(self.settled[slots]) and not np.count_nonzero(self.pins[slots])
+        if idle and not on_tiers and not self.admission.limits:
+            return objects
+        plain = []
+        for obj in objects:
+            if obj.on_a_tier or self.admission.limits or not obj.evictable:
+                self.evict(obj)
+            else:
+                plain.append(obj)
+        return plain
 
     def forget(self, obj: Obj, *, evicted: bool) -> None:
         """An ON_TIER object whose last copy on a tier is gone."""

@@ -23,6 +23,9 @@ class Abi:
     fingerprint: bytes = b"\x00" * FINGERPRINT_BYTES
     alignment_bytes: int = 1
 
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)  # which bytes keep, once computed
+
 
 @dataclass(frozen=True, slots=True)
 class AbiPassport:

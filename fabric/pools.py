@@ -12,6 +12,7 @@ free + closed + owned = capacity, and capacity + away = slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .arena import ArenaLayout
@@ -56,6 +57,14 @@ class Pool:
     def give_back(self, slot: int) -> None:
         """A slot is nobody's any more."""
         (self.closed if slot in self.closing else self.free).append(slot)
+
+    def give_back_all(self, slots: Sequence[int]) -> None:
+        """:meth:`give_back` of many, in this order."""
+        if not self.closing:
+            self.free.extend(slots)
+            return
+        for slot in slots:
+            self.give_back(slot)
 
     def take(self, slot: int) -> None:
         """This very slot, which is free. Raises ValueError where it is not."""

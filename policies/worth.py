@@ -92,6 +92,10 @@ class Visits:
         place = self._marked.get(digest)
         return None if place is None else self.total - 1 - (self.total - 1 - place) % len(self._turns)
 
+    def any_marked(self, digests: Sequence[bytes]) -> bool:
+        """Whether one of these objects stands for a visit."""
+        return not self._marked.keys().isdisjoint(digests)
+
     def came_back(self, number: int, length: int | None = None) -> tuple[int, float] | None:
         """Class and time of a visit whose next came, at least half as long as it was where ``length`` says how long."""
         place = number % len(self._turns)
@@ -231,6 +235,8 @@ class Worth:
     def _came_back(learned: Learned, arrivals: Arrivals, now_s: float) -> int | None:
         """The turn of who stores again what an earlier visit left; None where nobody is known to have."""
         turn = None
+        if not learned.visits.any_marked(arrivals.digests):
+            return None
         for digest, position in zip(arrivals.digests, arrivals.positions, strict=True):
             number = learned.visits.marked(digest)
             if number is not None:
@@ -263,11 +269,12 @@ class Worth:
         self._catch_up()
         out = np.zeros(len(slots))
         groups = self._group[slots]
-        for group in np.unique(groups).tolist():
+        several = len(self._learned) > 1
+        for group in np.unique(groups).tolist() if several else [*self._learned] if len(slots) else ():
             learned = self._learned[group]
             if learned.due:
                 learned.look(now_s)
-            mine = groups == group
+            mine = groups == group if several else slice(None)
             some = slots[mine]
             out[mine] = at_age(learned.table, self._classes[some], now_s - self._last_s[some])
         return out * self._saved_per_byte[slots] - (now_s - self._last_s[slots]) * 1e-24

@@ -25,6 +25,10 @@ class Lane:
     bad: Reason | None = None
     bad_from_tier: bool = False
 
+    def __hash__(self) -> int:
+        # Looked up for every run of an event: what tells nearly all lanes apart suffices.
+        return hash((self.group, self.shard, self.state, self.revision))
+
 
 @dataclass(frozen=True, slots=True)
 class EventRun:

@@ -36,7 +36,7 @@ from .models import Digests
 from .trace import BLOCK_TOKENS, Trace, infinite_cache_hits
 
 LEASE_S = 60.0
-COLLECT_EVERY = 50_000
+COLLECT_EVERY = 400_000
 """Objects more than before from one look for garbage to the next."""
 PREPARED = 256
 """Requests whose blocks' digests are computed at a time."""
