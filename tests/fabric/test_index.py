@@ -367,3 +367,21 @@ def test_an_edition_grows_when_a_life_is_shown_or_ends_and_when_its_segment_come
     told.append(edition(index, chain))
     then(index.end_life, life)
     assert told == sorted(set(told))
+
+
+def test_what_leaves_over_two_runs_or_behind_what_left_before_is_gone_where_many_runs_share_a_segment():
+    stem = grow([], "stem", 20)
+    middle = grow(stem, "middle", 30)
+    leaf = grow(middle[:25], "leaf", 40)
+    others = [grow(stem[:10], f"other{i}", 14) for i in range(20)]
+    for pieces in (((22, 40),), ((35, 40), (30, 35), (22, 30), (20, 22))):
+        index, life = one_holder()
+        for chain in (grow(stem, "root", 28), *others, middle, leaf):
+            index.apply(life, events(chain, 0, len(chain), KV))
+        left: set[int] = set()
+        for first, end in pieces:
+            index.apply(life, events(leaf, first, end, KV_GONE, evicted=True))
+            left |= set(range(first, end))
+            assert held(index, leaf) == set(range(40)) - left
+            assert expand(index, [strip(leaf)])[1] == {0: left}
+        assert all(held(index, other) == set(range(14)) for other in others)
