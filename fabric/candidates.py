@@ -18,7 +18,7 @@ from .disk import DiskDesk
 from .kinds import Reason
 from .lifecycle import State
 from .messages import DrainTally
-from .objects import Obj
+from .objects import Obj, place_of
 from .pools import Pool
 
 IN_MEMORY = frozenset({State.SEALED, State.DEMOTING})
@@ -100,7 +100,7 @@ class Below:
         rooms = {key: self._room(pool) for key, pool in self.ctx.books.pools.items()}
         fit = 0
         for candidate in chosen:
-            key = candidate.obj.group, candidate.obj.shard
+            key = place_of(candidate.obj)
             if not rooms[key]:
                 break
             rooms[key] -= 1

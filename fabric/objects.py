@@ -161,6 +161,11 @@ def slots_of(objects: Iterable[Obj]) -> npt.NDArray[np.int64]:
     return np.array([obj.slot for obj in objects], dtype=np.int64)
 
 
+def place_of(obj: Obj) -> tuple[int, int]:
+    """The group and shard: which pool and which table an object is of."""
+    return obj.group, obj.shard
+
+
 def by_place(objects: Sequence[Obj]) -> Iterator[tuple[tuple[int, int], Sequence[Obj]]]:
     """Neighbours of one group and shard, with these: which pool and which table they are of."""
     start = 0
