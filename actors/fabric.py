@@ -405,6 +405,15 @@ def _on_cluster(what: str) -> None:
         connect_ray()
 
 
+def _on_this_host(node: str) -> str:
+    """That node's id. Raises FabricError unless it is alive and on this process's host, whose memory alone can be mapped."""
+    hosts = {known.node: known.host for known in ray_api.nodes()}
+    if hosts.get(node) != hosts[ray_api.my_node()]:
+        where = f"is on host {hosts[node]}" if node in hosts else "is no node that is alive"
+        raise FabricError(f"node: {node!r} {where}; give the Ray id of one on this host, or none")
+    return node
+
+
 def _supervisor(name: str) -> Any:
     """The supervisor of a fabric on the cluster that this process is connected to. Raises FabricError for none."""
     supervisor = ray_api.find_actor(actor_name(name, SUPERVISOR))
@@ -423,14 +432,17 @@ def connect(
     weights_revision: str | None = None,
     passport: AbiPassport | Mapping[str, AbiPassport] | None = None,
     gpu: int | None = None,
+    node: str = "",
 ) -> Session:
     """A session with a running fabric, from a driver, an actor or a task.
 
-    ``weights_revision`` and ``passport`` say what this reader runs; by default the fabric's own.
-    Raises FabricError where no fabric of that name runs.
+    ``weights_revision`` and ``passport`` say what this reader runs; by default the fabric's own. ``node``: the Ray id of
+    the node on this host whose holders are its own, for a child process of a Ray worker where a host has several nodes:
+    Ray takes such a process for a driver, on any of them. Raises FabricError where no fabric of that name runs, or no
+    such node on this host.
     """
     _on_cluster(f"connect({name!r})")
-    node = ray_api.my_node()
+    node = _on_this_host(node) if node else ray_api.my_node()
 
     def resolve() -> FabricInfo:
         return FabricInfo.decode(ray_api.call(_supervisor(name).describe.remote(INFO_SCHEMA)), node)

@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,6 +60,17 @@ def test_a_session_passed_to_another_process_reconnects_there(session: Session, 
     _, pid, weights = eventually(lambda: away.do(probed, session, tokens), lambda told: told[0] == 64)
     assert pid != os.getpid()
     assert weights == session.weights_revision
+
+
+def test_a_session_that_is_told_its_node_stores_there(fabric: Fabric, cluster: Any) -> None:
+    for number, node in enumerate(cluster.node_ids[:2]):
+        tokens = prompt(f"told its node {number}")
+        with kvfabric.connect(node=node) as session:
+            assert session.publish(tokens, objects(session.model, tokens)).ok
+        best = eventually(partial(fabric.rank, tokens), lambda ranks: ranks[0].local_tokens == 64)
+        assert best[0].node == node
+    with pytest.raises(FabricError, match="is no node that is alive"):
+        kvfabric.connect(node="f" * 56)
 
 
 def test_an_asyncio_session_has_the_same_verbs(fabric: Fabric) -> None:
