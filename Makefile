@@ -8,13 +8,17 @@ PYTEST ?=
 # Long tests are bounded too, by the hour.
 HOURS := -o faulthandler_timeout=7200
 
-.PHONY: help demo install test test-long test-faults test-engines check docs format constraints clean
+# Each has an environment of its own, and one is tested after the other.
+ENGINES := vllm sglang lmcache
+.NOTPARALLEL:
+
+.PHONY: help demo install test test-long test-faults test-engines $(ENGINES:%=test-engine-%) check docs format constraints $(ENGINES:%=constraints-%) clean
 
 help:
 	@echo "make demo          install what is missing, then: a hybrid model resumes on another node under a lease"
 	@echo "make test          install what is missing, then all tests but the long ones and those with real engines"
 	@echo "make test-long     the long ones        make test-faults   kills, cuts, full disks"
-	@echo "make test-engines  those that need a real engine's environment"
+	@echo "make test-engines  those that need a real engine's environment     make test-engine-vllm (-sglang, -lmcache)   one of them"
 	@echo "make check         ruff, mypy, layer contracts        make format   let ruff write"
 	@echo "make docs          build the documentation as a site: site/index.html"
 	@echo "make constraints   write constraints.txt from what is installed        make clean   remove caches"
@@ -35,11 +39,11 @@ test-long: install
 test-faults: install
 	$(VENV)/bin/python -m pytest -m "faults and not long and not engines" $(PYTEST)
 
-test-engines:
-	@scripts/install-engines vllm sglang lmcache
-	.venv-vllm/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_vllm
-	.venv-sglang/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_sglang
-	.venv-lmcache/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_lmcache
+test-engines: $(ENGINES:%=test-engine-%)
+
+$(ENGINES:%=test-engine-%): test-engine-%:
+	@scripts/install-engines $*
+	.venv-$*/bin/python -m pytest -m engines $(HOURS) $(PYTEST) tests/engines_$*
 
 check: install
 	@PYTHON=$(VENV)/bin/python scripts/check
@@ -55,6 +59,13 @@ format: install
 constraints: install
 	@{ sed '/^[^#]/d' constraints.txt; $(VENV)/bin/python -m pip freeze --all --exclude kvfabric --exclude pip | sed 's/+[a-z0-9.]*$$//'; } > constraints.tmp
 	@mv constraints.tmp constraints.txt
+
+# Of an engine's environment, less what constraints.txt pins for all.
+$(ENGINES:%=constraints-%): constraints-%:
+	@scripts/install-engines $*
+	@{ sed '/^[^#]/d' scripts/engines/$*.txt; .venv-$*/bin/python -m pip freeze --all --exclude kvfabric --exclude pip | sed 's/+[a-z0-9.]*$$//' \
+	  | grep -vFxf .venv-$*/shared.txt | LC_ALL=C sort -f; } > constraints.tmp
+	@mv constraints.tmp scripts/engines/$*.txt
 
 clean:
 	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
