@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 import kvfabric
 from kvfabric import Fabric
 
+from ..engines_shared.processes import Running, reused_tokens
 from . import rank
-
-T = TypeVar("T")
 
 STUB = str(Path(__file__).parent / "stub")
 CALL_S = 120.0
-
-
-def eventually(look: Callable[[], T], holds: Callable[[T], bool] = bool, within_s: float = 30.0) -> T:
-    """What ``look`` gives once it holds; fails with the last thing seen."""
-    deadline = time.monotonic() + within_s
-    while not holds(seen := look()):
-        assert time.monotonic() < deadline, f"still {seen!r} after {within_s} s"
-        time.sleep(0.05)
-    return seen
-
-
-class Running:
-    """A rank's process, called as if it were here."""
-
-    def __init__(self, handle: Any, ray: Any) -> None:
-        self.handle, self._ray = handle, ray
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args: self._ray.get(getattr(self.handle, name).remote(*args), timeout=CALL_S)
 
 
 class Site:
@@ -72,21 +51,17 @@ class Site:
         handle = actor.options(num_cpus=0, resources={f"kvfabric_node_{node}": 0.01}).remote(
             STUB, config, layout, parallel or {}, env or {}
         )
-        self._running[asked] = Running(handle, self._ray)
+        self._running[asked] = Running(handle, self._ray, CALL_S)
         return self._running[asked]
 
     def reused_tokens(self) -> int:
         """Tokens that readers said they reused, over all holders: the fabric's own count."""
-        return sum(
-            int(holder.get("counters", {}).get("reused_hit_tokens_total", 0))
-            for holder in self.fabric.status()["holders"]
-        )
+        return reused_tokens(self.fabric)
 
     def end(self) -> None:
         """End every rank."""
         for running in self._running.values():
-            running.close()
-            self._ray.kill(running.handle)
+            running.end()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,9 @@ import kvfabric
 from kvfabric.actors.fabric import attach
 from kvfabric.engines.shared.named_blocks import blocks_model
 
-from .conftest import Running, Site, eventually
+from ..actors.stories import eventually
+from ..engines_shared.processes import Running
+from .conftest import Site
 from .rank import PAGE, PAGE_BYTES
 
 pytestmark = [pytest.mark.engines]

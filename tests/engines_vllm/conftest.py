@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -14,9 +13,8 @@ import kvfabric
 from kvfabric import Fabric
 from kvfabric.actors.fabric import attach
 
+from ..engines_shared.processes import Running, reused_tokens
 from . import engines
-
-T = TypeVar("T")
 
 START_S = 300.0
 
@@ -25,30 +23,6 @@ def prompt(name: str, tokens: int = 220) -> list[int]:
     """A prompt of its own for each name."""
     rng = random.Random(name)
     return [rng.randrange(3, 1000) for _ in range(tokens)]
-
-
-def eventually(look: Callable[[], T], holds: Callable[[T], bool] = bool, within_s: float = 30.0) -> T:
-    """What ``look`` gives once it holds; fails with the last thing seen."""
-    deadline = time.monotonic() + within_s
-    while not holds(seen := look()):
-        assert time.monotonic() < deadline, f"still {seen!r} after {within_s} s"
-        time.sleep(0.05)
-    return seen
-
-
-class Running:
-    """An engine's process, called as if it were here."""
-
-    def __init__(self, handle: Any, ray: Any) -> None:
-        self.handle, self._ray = handle, ray
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args: self._ray.get(getattr(self.handle, name).remote(*args), timeout=START_S)
-
-    def begin(self, name: str, *args: Any) -> Callable[[], Any]:
-        """Call without waiting; what is returned waits."""
-        told = getattr(self.handle, name).remote(*args)
-        return lambda: self._ray.get(told, timeout=START_S)
 
 
 class Site:
@@ -99,7 +73,7 @@ class Site:
                 fabric, **({"launch": {"memory_bytes": 64 << 20, **(spec or {})}} if launch else {})
             )
         handle = actor_on(node, engines.Engine).remote(str(self.model(family, seed)), transfer, options)
-        running = Running(handle, self._ray)
+        running = Running(handle, self._ray, START_S)
         running.generate([[5] * 20], 1)  # less than a block: it leaves nothing
         if connector and fabric is not None and fabric not in self._fabrics:
             self._fabrics[fabric] = attach(fabric)
@@ -107,8 +81,7 @@ class Site:
 
     def end(self, engine: Running) -> None:
         """End an engine in order, then its process."""
-        engine.close()
-        self._ray.kill(engine.handle)
+        engine.end()
 
     def alone(self, family: str, prompts: list[list[int]], *, seed: int = 0, tokens: int = 16, **options: Any) -> Any:
         """What an engine without a fabric generates."""
@@ -120,8 +93,7 @@ class Site:
 
     def reused_tokens(self, fabric: str) -> int:
         """Tokens that readers said they reused, over all holders: the fabric's own count."""
-        holders = self._fabrics[fabric].status()["holders"]
-        return sum(int(holder.get("counters", {}).get("reused_hit_tokens_total", 0)) for holder in holders)
+        return reused_tokens(self._fabrics[fabric])
 
     def stored(self, fabric: str) -> int:
         """Blocks in memory, over all holders."""

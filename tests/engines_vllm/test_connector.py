@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Site, eventually, prompt
+from ..actors.stories import eventually
+from .conftest import Site, prompt
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 

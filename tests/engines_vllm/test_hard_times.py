@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from .conftest import Running, Site, eventually, prompt
+from ..actors.stories import eventually
+from ..engines_shared.processes import Running
+from .conftest import Site, prompt
 
 pytestmark = [pytest.mark.engines, pytest.mark.long, pytest.mark.faults]
 

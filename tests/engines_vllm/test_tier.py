@@ -13,7 +13,8 @@ import kvfabric
 from kvfabric.engines.shared.description import digest
 from kvfabric.engines.shared.named_blocks import NamedBlocks
 
-from .conftest import Site, eventually, prompt
+from ..actors.stories import eventually
+from .conftest import Site, prompt
 
 # vLLM, imported in this process, warns of what it uses itself.
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
