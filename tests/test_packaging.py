@@ -169,8 +169,9 @@ def test_every_entry_point_leads_to_something_callable(unpacked: Path) -> None:
 
 
 IMPORT_ALL = """
-import importlib, json, pkgutil, sys
+import importlib, json, pkgutil, sys, warnings
 import kvfabric
+warnings.filterwarnings("ignore", "Using extra keyword arguments on `Field`")  # ray.serve.config
 imported, absent = [], []
 for module in pkgutil.walk_packages(kvfabric.__path__, "kvfabric."):
     if module.name.endswith(".__main__"):

@@ -6,6 +6,7 @@ prompt equally. So whatever else decides about a block's bytes is said here and 
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from pathlib import Path
@@ -32,10 +33,11 @@ def model_folder(name: str) -> Path | None:
         return None
 
 
+@functools.lru_cache(8)
 def weights_of(name: str, given: str | None) -> str:
     """The weights' revision as given, else the digest of the tensors that ``name`` leads to.
 
-    Raises FabricError where they are not on this machine: names prove nothing.
+    Once a process: an engine reads its weights once. Raises FabricError where they are not on this machine: names prove nothing.
     """
     if given:
         return given

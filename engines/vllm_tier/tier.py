@@ -86,7 +86,8 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
     """Blocks in a kvfabric fabric, shared by every engine of the cluster that computes the same.
 
     ``fabric``: its name. ``address``: of the Ray cluster, where this process is not connected to it and RAY_ADDRESS does
-    not say. ``launch``: fields of a ``FabricSpec`` (without ``model``): start the fabric where none of that name runs.
+    not say. ``node``: the Ray id of this engine's node, where a host has several and vLLM runs its core in a process of
+    its own. ``launch``: fields of a ``FabricSpec`` (without ``model``): start the fabric where none of that name runs.
     ``weights``: the weights' revision; by default the digest of the model's tensors. ``namespace``: whatever else decides
     about the bytes that vLLM's hash and configuration do not say. ``tenant``: whose room it takes. ``load_s``: what a load
     may take. Raises FabricError where no such fabric runs or it serves blocks of another size.
@@ -103,6 +104,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         *,
         fabric: str = "default",
         address: str = "",
+        node: str = "",
         launch: dict[str, Any] | None = None,
         weights: str | None = None,
         namespace: str = "",
@@ -117,7 +119,7 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         told = described(offloading_spec.config, self.block_size_bytes, weights=weights, namespace=namespace)
         if address:
             connect_ray(address)
-        session = self._session(fabric, launch)
+        session = self._session(fabric, node, launch)
         try:
             self.blocks = NamedBlocks(
                 session,
@@ -145,12 +147,12 @@ class KvFabricTier(SecondaryTierManager):  # type: ignore[misc]
         self._loading = Workers(LOADS_AT_ONCE, "kvfabric-load")
         self._finished: deque[_Done] = deque()
 
-    def _session(self, fabric: str, spec: dict[str, Any] | None) -> Session:
+    def _session(self, fabric: str, node: str, spec: dict[str, Any] | None) -> Session:
         if spec is not None:
             tokens = max(self._offloading_spec.tokens_per_block) * self._offloading_spec.blocks_per_chunk
             model = blocks_model(block_bytes=self.block_size_bytes, block_tokens=tokens)
             launch({"memory_bytes": 1 << 30, **spec, "model": model.model_dump(mode="json")}, name=fabric)
-        return connect(fabric)
+        return connect(fabric, node=node)
 
     # --- look-ups ------------------------------------------------------------------------------
 

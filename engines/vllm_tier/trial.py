@@ -20,6 +20,10 @@ BLOCK_TOKENS = 32
 VOCABULARY = 1024
 SETTLE_S = 60.0
 CPU_BYTES = 64 << 20
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}w3{% endif %}"
+)
+"""What a chat is to the tiny models: its messages, and a word that asks for an answer."""
 
 
 class Family(StrEnum):
@@ -30,15 +34,19 @@ class Family(StrEnum):
     GPT_OSS = "gpt_oss"
 
 
+def settings(kv_space_gib: int = 1) -> dict[str, str]:
+    """Environment variables that vLLM reads when it is imported: no network, no statistics sent."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+
+
 def environment(kv_space_gib: int = 1) -> None:
-    """Settings that vLLM reads when it is imported: one process, no network, no statistics sent."""
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_CPU_KVCACHE_SPACE=str(kv_space_gib),
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_LOGGING_LEVEL="WARNING",
-    )
+    """Put these settings in force, and all of vLLM in one process."""
+    os.environ.update(settings(kv_space_gib), VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
 def write_model(folder: Path, family: Family, seed: int = 0) -> Path:
@@ -89,6 +97,23 @@ def write_model(folder: Path, family: Family, seed: int = 0) -> Path:
     return folder
 
 
+def write_tokenizer(folder: Path) -> Path:
+    """Beside a model, a tokenizer to whom token 5 is the word w5: what a server needs that takes and gives text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = [f"w{token}" for token in range(VOCABULARY)]
+    special = dict(zip(("pad_token", "bos_token", "eos_token"), words, strict=False))
+    cut = Tokenizer(WordLevel({word: token for token, word in enumerate(words)}, words[0]))
+    cut.pre_tokenizer = WhitespaceSplit()
+    made: Any = PreTrainedTokenizerFast
+    kept = made(tokenizer_object=cut, chat_template=CHAT_TEMPLATE, **special)
+    kept.save_pretrained(folder)
+    return folder
+
+
 def transfer_config(fabric: str, *, cpu_bytes: int = CPU_BYTES, **tier: Any) -> dict[str, Any]:
     """``kv_transfer_config`` of an engine whose offloaded blocks go to that fabric."""
     return {
@@ -116,17 +141,12 @@ def connector_config(fabric: str, **extra: Any) -> dict[str, Any]:
     }
 
 
-def start(folder: Path, transfer: dict[str, Any] | None = None, **options: Any) -> Any:
-    """A vLLM engine in this process; ``transfer`` as :func:`transfer_config` makes it, None for none.
+def options() -> dict[str, Any]:
+    """Arguments of vLLM's engine for these models.
 
     In float32: bfloat16 matrix products of 2 to 5 rows end vllm-cpu 0.32.0 with SIGILL on some machines.
     """
-    from vllm import LLM
-    from vllm.config import KVTransferConfig
-
-    settings: dict[str, Any] = {
-        "model": str(folder),
-        "skip_tokenizer_init": True,
+    return {
         "dtype": "float32",
         "enforce_eager": True,
         "block_size": BLOCK_TOKENS,
@@ -134,11 +154,18 @@ def start(folder: Path, transfer: dict[str, Any] | None = None, **options: Any) 
         "max_num_seqs": 8,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        **options,
     }
+
+
+def start(folder: Path, transfer: dict[str, Any] | None = None, **more: Any) -> Any:
+    """A vLLM engine in this process; ``transfer`` as :func:`transfer_config` makes it, None for none."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    given: dict[str, Any] = {"model": str(folder), "skip_tokenizer_init": True, **options(), **more}
     if transfer is not None:
-        settings["kv_transfer_config"] = KVTransferConfig(**transfer)
-    return LLM(**settings)
+        given["kv_transfer_config"] = KVTransferConfig(**transfer)
+    return LLM(**given)
 
 
 class Engine:

@@ -22,6 +22,11 @@ class Engine(trial.Engine):
         moving = getattr(get_kv_transfer_group(), "moving", None)
         return self.tier.blocks.session if moving is None else moving._session
 
+    def naming(self) -> dict[str, Any]:
+        """How it names blocks, as a router is told."""
+        told: dict[str, Any] = self.llm.collective_rpc("kvfabric_naming")[0]
+        return told
+
     def break_loads(self, every: int) -> None:
         """From here on every so-many-th block that is loaded fails; 0: none."""
         blocks = self.tier.blocks

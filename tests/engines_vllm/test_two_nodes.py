@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Site, eventually, prompt
+import kvfabric
+from kvfabric.engines.vllm_tier.naming import EXTENSION, Naming
+
+from ..actors.stories import eventually
+from .conftest import Site, prompt
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 
@@ -17,10 +21,16 @@ def test_what_one_engine_computed_another_node_loads(site: Site, family: str) ->
     shares = [*long[:160], *other[:50]]
     expected = site.alone(family, [long, shares, other])
     assert len({tuple(told) for told in expected}) == 3
-    first = site.engine(family, 0, fabric)
+    first = site.engine(family, 0, fabric, worker_extension_cls=EXTENSION)
     assert first.generate([long]) == expected[:1]
     first.settle()
     assert site.reused_tokens(fabric) == 0
+    naming = Naming.of(first.naming())
+    with kvfabric.connect(fabric) as session:
+        ranks = eventually(lambda: session.rank(naming.keys(session, long)), lambda told: told[0].local_tokens == 192)
+        assert [rank.tokens for rank in ranks] == [192, 192], "a router knows who holds them"
+        assert ranks[1].local_tokens == 0
+        assert session.rank(naming.keys(session, other))[0].tokens == 0
     second = site.engine(family, 1, fabric)
     assert second.generate([long]) == expected[:1]
     assert site.reused_tokens(fabric) == 192, "six whole blocks of 32 of 220 tokens"
