@@ -1,4 +1,4 @@
-"""A Ray Serve request router that sends each request to the node where its state is.
+"""Ray Serve with kvfabric's request router, which sends each request to the node where its state is.
 
 Run it with ``python examples/serve_router.py`` (it needs ``ray[serve]``, the package's extra ``serve``). Two replicas,
 each on a node of its own; conversations grow turn by turn, and every turn goes where the one before was computed.
@@ -8,8 +8,6 @@ engine's adapter would bring its cache's. ``serve_router:build`` is what a RaySe
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 import sys
 from typing import Any
@@ -21,11 +19,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
 
 import kvfabric
+from kvfabric.engines.ray_serve.router import StateRouter
 
 MODEL = {
     "name": "tiny",
@@ -34,45 +32,6 @@ MODEL = {
 REPLICAS = 2
 TURN_TOKENS = 64
 logger = logging.getLogger("ray.serve")
-
-
-class StateRouter(RequestRouter):
-    """Offers a request to the replicas of the best node first: the farthest resume, then the fewest bytes to move.
-
-    Replicas of nodes that rank alike stand together, and Serve takes the one with the shorter queue; where they are all
-    full, the next best are asked. Whatever goes wrong with the ranking costs the order, never the request.
-    """
-
-    def initialize_state(self, *, fabric: str = "default", rank_timeout_s: float = 0.5, **_: Any) -> None:
-        """Takes ``request_router_kwargs``. ``rank_timeout_s``: what a request waits for its ranking at most."""
-        self.fabric = fabric
-        self.rank_timeout_s = rank_timeout_s
-        self.session: kvfabric.AsyncSession | None = None
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        """Replicas in the order in which they are to be offered the request."""
-        if pending_request is None:
-            return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # once all were asked and all were full
-        try:
-            ranks = await asyncio.wait_for(self._ranks(pending_request.args[0]), self.rank_timeout_s)
-        except (kvfabric.FabricError, TimeoutError) as error:
-            logger.warning("routed without a ranking: %s", error)
-            return [candidate_replicas]
-        left = list(candidate_replicas)
-        offered = []
-        for _, alike in itertools.groupby(ranks, lambda rank: (rank.tokens, rank.cost_bytes)):
-            nodes = {rank.node for rank in alike}
-            offered.append([replica for replica in left if replica.node_id in nodes])
-            left = [replica for replica in left if replica.node_id not in nodes]
-        return [*offered, left]  # Serve passes over an empty list
-
-    async def _ranks(self, tokens: list[int]) -> list[Any]:
-        if self.session is None:
-            self.session = await kvfabric.connect_async(self.fabric)
-        return await self.session.rank(tokens)
 
 
 def state_of(tokens: list[int], index: int, block_tokens: int, block_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SERVE = "serve_router.py"
-SERVE_LLM = "serve_llm/app.py"
+ENGINES = {"vllm_two_nodes.py", "serve_llm/app.py"}
+"""Those that tests/engines_vllm runs."""
 
 TOLD = {
     "quickstart.py": [
@@ -66,42 +64,6 @@ def test_a_serve_router_sends_each_turn_to_its_state_and_serves_own_router_does_
     assert ran.stdout.endswith("shut down\n")
 
 
-@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")  # ray.serve.config
-def test_a_serve_router_without_a_fabric_offers_every_replica() -> None:
-    spec = importlib.util.spec_from_file_location("serve_router", EXAMPLES / SERVE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    router = object.__new__(example.StateRouter)
-    router.initialize_state(fabric="there-is-none")
-    request = SimpleNamespace(args=[[1, 2, 3]], routing_context=SimpleNamespace(should_backoff=False))
-    replicas = [SimpleNamespace(node_id="a"), SimpleNamespace(node_id="b")]
-    assert asyncio.run(router.choose_replicas(replicas, request)) == [replicas]
-    assert request.routing_context.should_backoff
-
-
-@pytest.mark.long
-def test_two_replicas_of_a_language_model_share_a_fabric_and_answer_as_without_one(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(EXAMPLES / SERVE_LLM)], cwd=tmp_path, capture_output=True, text=True, timeout=280
-    )
-    assert ran.returncode == 0, ran.stderr
-    conversations = re.search(
-        r"conversations: 4 of 4 turns stayed on their node; 6 of 6 answers right, (\d+) tokens resumed, 0 bytes moved\n",
-        ran.stdout,
-    )
-    assert conversations is not None, ran.stdout
-    assert int(conversations[1]) == 512, "each turn resumes at the last whole chunk of the one before"
-    burst = re.search(
-        r"burst: 2 nodes served one system prompt; 7 of 7 answers right, (\d+) tokens resumed, (\d+) bytes moved\n",
-        ran.stdout,
-    )
-    assert burst is not None, ran.stdout
-    assert (int(burst[1]), int(burst[2]) > 0) == (6 * 256, True), "the other node resumes from what is fetched"
-    assert ran.stdout.endswith("shut down\n")
-
-
 def test_every_example_is_tested() -> None:
     found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py") if "__pycache__" not in path.parts}
-    assert found == {*TOLD, SERVE, SERVE_LLM, "vllm_two_nodes.py"}  # the last: tests/engines_vllm
+    assert found == {*TOLD, SERVE, *ENGINES}

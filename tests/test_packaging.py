@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"fabric", "policies", "transport", "actors", "engines", "ops"}
 HEAVY = ["ray", "torch", "nixl", "nixl_cu12", "nixl_cu13", "transformers"]
 # What adapters may import at the top: their environments are made apart, and no extra of ours installs them.
-ENGINES = {"vllm", "sglang", "lmcache"}
+ENGINES = {"vllm", "sglang", "lmcache", "pyarrow"}
+"""What engines bring; pyarrow comes with Ray Serve LLM."""
 
 
 def tracked_files() -> list[PurePosixPath]:

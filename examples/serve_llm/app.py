@@ -1,199 +1,250 @@
-"""Two replicas of a language model on two nodes share one fabric, behind a router that knows where state lies.
+"""Two vLLM replicas of Ray Serve LLM on two nodes share one fabric, behind a router that knows where state lies.
 
-Run it with ``python examples/serve_llm/app.py`` (it needs the extras ``engines`` and ``serve``). The model is tiny and
-random, of a family with sliding windows; the engine is Hugging Face transformers with kvfabric's adapter. Conversations
-grow turn by turn: each turn goes to the node that computed the one before. Then a burst of requests with one system
-prompt overflows to the other node, which resumes from the state that is fetched there. Every token is compared with a
-run that knows no fabric.
+Run it with ``python examples/serve_llm/app.py`` in an environment with vLLM (README.md beside this file). Conversations
+grow turn by turn: each turn goes to the node that computed the one before; sent as batches, which no router ranks, they
+go by Serve's queues, and blocks move between the nodes. Then a burst of requests with one system prompt overflows to the
+other node, which loads from the fabric what the first computed. Every answer is compared with one of an engine that
+knows no fabric.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
+import random
+import socket
 import sys
+import tempfile
 import time
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
+from openai import OpenAI
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.llm import LLMConfig, build_openai_app
 from ray.serve.schema import LoggingConfig
 
 import kvfabric
+from kvfabric.engines.ray_serve.llm import FabricLLMServer, PromptRouter
+from kvfabric.engines.shared.named_blocks import blocks_model
+from kvfabric.engines.vllm_tier import trial
+from kvfabric.engines.vllm_tier.naming import EXTENSION
 
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
-
-FAMILY = "gpt_oss"
-REPLICAS = 2
-CHUNK_TOKENS = 64
-"""A prefill is cut here, and what the cache holds then is published: the same chunks give the same bits everywhere."""
-DECODE_TOKENS = 16
+MODEL = "tiny"
+ROW_BYTES = 4 * 2 * 2 * 64 * 4 * trial.BLOCK_TOKENS
+"""Layers, keys and values, heads, channels, bytes of a float32, tokens: one block of the tiny model."""
+NODES = 2
+NODE_CPUS = 2
+CONVERSATIONS = 4
+TURNS = 4
+LATER_TURNS = CONVERSATIONS * (TURNS - 1)
 TURN_TOKENS = 96
-TURNS = 3
-CONVERSATIONS = 2
+SYSTEM_TOKENS = 8 * trial.BLOCK_TOKENS
 BURST = 6
+ANSWER_TOKENS = 16
+EVERY_TOKEN = {"ignore_eos": True, "skip_special_tokens": False}
+"""vLLM's own fields of a request: a random model may well say a padding token."""
+PAUSE_S = 0.5
+"""Between turns: the directory hears of what was stored milliseconds later, and people type more slowly."""
 
 
-def load() -> tuple[Any, Any]:
-    """The model and how its cache is cut into groups; the same weights in every process."""
-    import torch
+class Replica(FabricLLMServer):
+    """One replica, which says in each answer where it was computed."""
 
-    from kvfabric.engines.transformers.geometry import geometry_of
-    from kvfabric.engines.transformers.tiny_models import build
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return _stamped(await super().completions(request, raw_request_info))
 
-    torch.set_num_threads(1)  # how many threads share a product may decide how it rounds
-    model, _ = build(FAMILY)
-    return model, geometry_of(model)
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return _stamped(await super().chat(request, raw_request_info))
 
 
-def cuts(tokens: list[int]) -> range:
-    """Where the prefill's chunks end."""
-    return range(CHUNK_TOKENS, len(tokens), CHUNK_TOKENS)
+async def _stamped(parts: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Answers whose fingerprint, which tells OpenAI's clients of the server's configuration, is the node's id."""
+    async for part in parts:
+        if hasattr(part, "system_fingerprint"):
+            part.system_fingerprint = ray.get_runtime_context().get_node_id()
+        yield part
 
 
-class LanguageModel:
-    """One replica: resumes what a lease covers, computes the rest, publishes it chunk by chunk."""
+def application(weights: str, fabric: str) -> serve.Application:
+    """Serve LLM's OpenAI application: replicas with a fabric under vLLM's offloading, one a node, and the router."""
+    router: dict[str, Any] = {
+        "request_router_class": PromptRouter,
+        "request_router_kwargs": {"tokenizer": weights},
+        "request_routing_stats_period_s": 1.0,
+    }
+    config = LLMConfig(
+        model_loading_config={"model_id": MODEL, "model_source": weights},
+        server_cls=Replica,
+        accelerator_config={"kind": "cpu"},
+        placement_group_config={"bundle_per_worker": {"CPU": NODE_CPUS}},  # a whole node: no two replicas share one
+        deployment_config={
+            "num_replicas": NODES,
+            "max_ongoing_requests": 1,  # so that a burst overflows
+            "ray_actor_options": {"num_cpus": 0},
+            "request_router_config": RequestRouterConfig(**router),
+        },
+        engine_kwargs={
+            **trial.options(),
+            "distributed_executor_backend": "uni",
+            "kv_transfer_config": trial.transfer_config(fabric),
+            "worker_extension_cls": EXTENSION,
+        },
+        runtime_env={"env_vars": trial.settings()},
+        log_engine_metrics=False,
+    )
+    ingress = {"num_replicas": 1, "autoscaling_config": None, "ray_actor_options": {"num_cpus": 0}}
+    app: serve.Application = build_openai_app({"llm_configs": [config], "ingress_deployment_config": ingress})
+    return app
 
-    def __init__(self, fabric: str) -> None:
-        from kvfabric.engines.transformers.adapter import connect
 
-        self.model, self.geometry = load()
-        self.session = connect(self.model, self.geometry, fabric)
+@contextmanager
+def served(app: serve.Application) -> Iterator[OpenAI]:
+    """The application behind HTTP on a free port of this machine, and a client of it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": port},
+        logging_config=LoggingConfig(log_level="ERROR"),
+    )
+    try:
+        serve.run(app, name="llm")
+        yield OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=120.0)
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
 
-    def __call__(self, tokens: list[int]) -> dict[str, Any]:
-        """Greedy tokens behind the prompt; where they were computed, and from which token on."""
-        from kvfabric.engines.transformers.adapter import publish, resume
-        from kvfabric.engines.transformers.generate import generate
 
-        resumed = resume(self.session, self.model, self.geometry, tokens)
-        stored = resumed.tokens
+def words(tokens: list[int]) -> str:
+    """These tokens as text, by the tiny model's tokenizer."""
+    return " ".join(f"w{token}" for token in tokens)
 
-        def keep(position: int, cache: Any) -> None:
-            nonlocal stored
-            if position % CHUNK_TOKENS == 0:  # a full fabric refuses by value, and nothing else changes
-                publish(self.session, self.model, self.geometry, cache, tokens, position, from_token=stored)
-                stored = position
 
-        run = generate(
-            self.model,
-            tokens,
-            cuts=cuts(tokens),
-            decode_tokens=DECODE_TOKENS,
-            cache=resumed.cache,
-            start=resumed.tokens,
-            after_chunk=keep,
+def tokens_of(text: str) -> list[int]:
+    """The other way."""
+    return [int(word[1:]) for word in text.split()]
+
+
+def some_tokens(rng: random.Random, count: int) -> list[int]:
+    """A prompt, or a turn of one."""
+    return [rng.randrange(3, 1000) for _ in range(count)]
+
+
+class Asked:
+    """What was asked, what was answered, and what an engine without a fabric says."""
+
+    def __init__(self, client: OpenAI, alone: Any) -> None:
+        self.client, self.alone = client, alone
+        self.prompts: list[list[int]] = []
+        self.answers: list[list[int]] = []
+        self.nodes: list[str] = []
+
+    def complete(self, prompt: list[int], *, ranked: bool = True) -> tuple[list[int], str]:
+        """The greedy continuation of a prompt, and the node that computed it; not ``ranked``: asked for as a batch."""
+        asked: Any = words(prompt) if ranked else [words(prompt)]
+        told = self.client.completions.create(
+            model=MODEL, prompt=asked, max_tokens=ANSWER_TOKENS, temperature=0, extra_body=EVERY_TOKEN
         )
-        return {
-            "tokens": list(run.tokens),
-            "node": ray.get_runtime_context().get_node_id(),
-            "resumed": resumed.tokens,
-            "moved": sum((resumed.answer.moved_bytes or {}).values()),
-        }
+        return self._keep(prompt, told.choices[0].text, told)
+
+    def chat(self, prompt: list[int]) -> tuple[list[int], str]:
+        """The same of a chat of one message, whose template adds a word."""
+        told = self.client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": words(prompt)}],
+            max_tokens=ANSWER_TOKENS,
+            temperature=0,
+            extra_body=EVERY_TOKEN,
+        )
+        return self._keep([*prompt, 3], told.choices[0].message.content or "", told)
+
+    def _keep(self, prompt: list[int], text: str, told: Any) -> tuple[list[int], str]:
+        answer, node = tokens_of(text), str(told.system_fingerprint)
+        self.prompts.append(list(prompt))
+        self.answers.append(answer)
+        self.nodes.append(node)
+        return answer, node
+
+    def judged(self) -> str:
+        """How many answers are those of an engine without a fabric."""
+        expected = ray.get(self.alone.generate.remote(self.prompts, ANSWER_TOKENS))
+        right = sum(answer == said for answer, said in zip(self.answers, expected, strict=True))
+        return f"{right} of {len(expected)} answers right"
 
 
 class Told:
-    """What the requests were answered, beside what a run without a fabric says."""
+    """What the fabric counted since this was last asked."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.asked = self.right = self.resumed = self.moved = 0
-
-    def add(self, tokens: list[int], answer: dict[str, Any]) -> None:
-        """Count one answer; compute the same without a fabric and compare."""
-        from kvfabric.engines.transformers.generate import generate
-
-        alone = generate(self.model, tokens, cuts=cuts(tokens), decode_tokens=DECODE_TOKENS)
-        self.asked += 1
-        self.right += list(alone.tokens) == answer["tokens"]
-        self.resumed += answer["resumed"]
-        self.moved += answer["moved"]
+    def __init__(self, fabric: kvfabric.Fabric) -> None:
+        self.fabric = fabric
+        self.before = {"fetched_objects": 0, "reused_hit_tokens_total": 0}
 
     def __str__(self) -> str:
-        return f"{self.right} of {self.asked} answers right, {self.resumed} tokens resumed, {self.moved} bytes moved"
+        holders = self.fabric.status()["holders"]
+        counted = {name: sum(int(holder["counters"].get(name, 0)) for holder in holders) for name in self.before}
+        moved, reused = (counted[name] - before for name, before in self.before.items())
+        self.before = counted
+        return f"{moved} blocks moved, {reused} tokens reused from the fabric"
 
 
-def converse(app: DeploymentHandle[Any], told: Told) -> int:
-    """Conversations turn by turn; how many turns went where the one before was computed."""
-    from kvfabric.engines.transformers.tiny_models import prompt
-
+def converse(asked: Asked, rng: random.Random, *, ranked: bool = True) -> tuple[int, list[tuple[list[int], str]]]:
+    """Conversations turn by turn; how many turns went where the one before did, and where each conversation ended."""
     stayed = 0
-    for conversation in range(CONVERSATIONS):
+    ended = []
+    for _ in range(CONVERSATIONS):
         tokens: list[int] = []
         home = ""
         for turn in range(TURNS):
-            tokens += prompt(100 * conversation + turn, TURN_TOKENS)
-            answer = app.remote(tokens).result(timeout_s=60.0)
-            told.add(tokens, answer)
-            stayed += turn > 0 and answer["node"] == home
-            home = answer["node"]
-            tokens += answer["tokens"]
-    return stayed
+            tokens += some_tokens(rng, TURN_TOKENS)
+            answer, node = asked.complete(tokens, ranked=ranked)
+            stayed += turn > 0 and node == home
+            home = node
+            tokens += answer
+            time.sleep(PAUSE_S)
+        ended.append((tokens, home))
+    return stayed, ended
 
 
-def burst(app: DeploymentHandle[Any], told: Told) -> int:
+def burst(asked: Asked, rng: random.Random) -> int:
     """Requests with one system prompt, all at once; how many nodes served them."""
-    from kvfabric.engines.transformers.tiny_models import prompt
-
-    system = prompt(7, 4 * CHUNK_TOKENS)
-    told.add(system, app.remote(system).result(timeout_s=60.0))
-    time.sleep(0.2)  # the directory hears of a commit milliseconds later
-    asked = [system + prompt(1000 + user, TURN_TOKENS) for user in range(BURST)]
-    answers = [reply.result(timeout_s=60.0) for reply in [app.remote(tokens) for tokens in asked]]
-    for tokens, answer in zip(asked, answers, strict=True):
-        told.add(tokens, answer)
-    return len({answer["node"] for answer in answers})
-
-
-def state_router() -> type[Any]:
-    """The router of ``serve_router.py`` beside this folder; it travels by value, the replicas need not have the file."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    module = importlib.import_module("serve_router")
-    ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    router: type[Any] = module.StateRouter
-    return router
-
-
-def deployment(fabric: str) -> serve.Application:
-    """The application for ``serve.run``: replicas on nodes of their own, and the router between them."""
-    router: dict[str, Any] = {"request_router_class": state_router(), "request_router_kwargs": {"fabric": fabric}}
-    served: Any = serve.deployment(
-        num_replicas=REPLICAS,
-        max_replicas_per_node=1,
-        max_ongoing_requests=1,
-        ray_actor_options={"num_cpus": 0},
-        request_router_config=RequestRouterConfig(**router),
-    )(LanguageModel)
-    application: serve.Application = served.bind(fabric)
-    return application
+    system = some_tokens(rng, SYSTEM_TOKENS)
+    asked.complete(system)
+    time.sleep(PAUSE_S)
+    prompts = [system + some_tokens(rng, TURN_TOKENS) for _ in range(BURST)]
+    with ThreadPoolExecutor(BURST) as users:
+        return len({node for _, node in users.map(asked.complete, prompts)})
 
 
 def main() -> None:
     """Two nodes on this machine, from the fabric to the last comparison."""
-    from kvfabric.engines.transformers.passport import passports
-    from kvfabric.engines.transformers.weights import weights_revision
-
-    model, geometry = load()
-    spec = {
-        "model": geometry.model_spec(weights=weights_revision(model)).model_dump(mode="json", exclude_defaults=True),
-        "passports": {name: dataclasses.asdict(of) for name, of in passports(model.config, geometry).items()},
-        "memory_bytes": 64 << 20,
-    }
-    with kvfabric.launch(spec, nodes=REPLICAS) as fabric:
-        print(f"launched: {len(fabric.status()['holders'])} holders for {fabric.spec.model.name}")
-        serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="ERROR"))
-        try:
-            app = serve.run(deployment(fabric.name), name="llm", route_prefix=None)
-            told = Told(model)
-            stayed = converse(app, told)
-            print(f"conversations: {stayed} of {CONVERSATIONS * (TURNS - 1)} turns stayed on their node; {told}")
-            told = Told(model)
-            nodes = burst(app, told)
-            print(f"burst: {nodes} nodes served one system prompt; {told}")
-        finally:
-            serve.shutdown()  # type: ignore[no-untyped-call]
+    rng = random.Random(0)
+    model = blocks_model(block_bytes=ROW_BYTES, block_tokens=trial.BLOCK_TOKENS)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        kvfabric.launch({"model": model, "memory_bytes": 64 << 20}, nodes=NODES) as fabric,
+    ):
+        weights = str(trial.write_tokenizer(trial.write_model(Path(folder) / MODEL, trial.Family.LLAMA)))
+        with served(application(weights, fabric.name)) as client:
+            alone: Any = trial.actor_on(0).remote(weights)
+            asked = Asked(client, alone)
+            told = Told(fabric)
+            stayed, ended = converse(asked, rng)
+            chats = sum(asked.chat(tokens)[1] == home for tokens, home in ended)
+            print(
+                f"by state: {stayed} of {LATER_TURNS} turns and {chats} of {CONVERSATIONS} chats went where their state was"
+            )
+            print(f"  {told}; {asked.judged()}")
+            asked = Asked(client, alone)
+            stayed, _ = converse(asked, rng, ranked=False)
+            print(f"by queues: {stayed} of {LATER_TURNS} turns stayed on their node")
+            print(f"  {told}; {asked.judged()}")
+            asked = Asked(client, alone)
+            print(f"burst: {burst(asked, rng)} nodes served one system prompt")
+            print(f"  {told}; {asked.judged()}")
+            ray.kill(alone)
     print("shut down")
 
 
