@@ -20,6 +20,8 @@ BLOCK_TOKENS = 32
 VOCABULARY = 1024
 SETTLE_S = 60.0
 CPU_BYTES = 64 << 20
+WORDS = ["<pad>", "<s>", "</s>", *(f"w{token}" for token in range(3, VOCABULARY))]
+"""By token id. No special one may be part of another: a tokenizer cuts those out first."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}w3{% endif %}"
 )
@@ -98,20 +100,28 @@ def write_model(folder: Path, family: Family, seed: int = 0) -> Path:
 
 
 def write_tokenizer(folder: Path) -> Path:
-    """Beside a model, a tokenizer to whom token 5 is the word w5: what a server needs that takes and gives text."""
+    """Beside a model, a tokenizer of :data:`WORDS`: what a server needs that takes and gives text."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    words = [f"w{token}" for token in range(VOCABULARY)]
-    special = dict(zip(("pad_token", "bos_token", "eos_token"), words, strict=False))
-    cut = Tokenizer(WordLevel({word: token for token, word in enumerate(words)}, words[0]))
+    cut = Tokenizer(WordLevel({word: token for token, word in enumerate(WORDS)}, WORDS[0]))
     cut.pre_tokenizer = WhitespaceSplit()
     made: Any = PreTrainedTokenizerFast
-    kept = made(tokenizer_object=cut, chat_template=CHAT_TEMPLATE, **special)
-    kept.save_pretrained(folder)
+    special = dict(zip(("pad_token", "bos_token", "eos_token"), WORDS, strict=False))
+    made(tokenizer_object=cut, chat_template=CHAT_TEMPLATE, **special).save_pretrained(folder)
     return folder
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """These tokens as text."""
+    return " ".join(WORDS[token] for token in tokens)
+
+
+def tokens_of(text: str) -> list[int]:
+    """The other way. Raises ValueError for what is no word."""
+    return [WORDS.index(word) for word in text.split()]
 
 
 def transfer_config(fabric: str, *, cpu_bytes: int = CPU_BYTES, **tier: Any) -> dict[str, Any]:

@@ -118,16 +118,6 @@ def served(app: serve.Application) -> Iterator[OpenAI]:
         serve.shutdown()  # type: ignore[no-untyped-call]
 
 
-def words(tokens: list[int]) -> str:
-    """These tokens as text, by the tiny model's tokenizer."""
-    return " ".join(f"w{token}" for token in tokens)
-
-
-def tokens_of(text: str) -> list[int]:
-    """The other way."""
-    return [int(word[1:]) for word in text.split()]
-
-
 def some_tokens(rng: random.Random, count: int) -> list[int]:
     """A prompt, or a turn of one."""
     return [rng.randrange(3, 1000) for _ in range(count)]
@@ -144,7 +134,7 @@ class Asked:
 
     def complete(self, prompt: list[int], *, ranked: bool = True) -> tuple[list[int], str]:
         """The greedy continuation of a prompt, and the node that computed it; not ``ranked``: asked for as a batch."""
-        asked: Any = words(prompt) if ranked else [words(prompt)]
+        asked: Any = trial.text_of(prompt) if ranked else [trial.text_of(prompt)]
         told = self.client.completions.create(
             model=MODEL, prompt=asked, max_tokens=ANSWER_TOKENS, temperature=0, extra_body=EVERY_TOKEN
         )
@@ -154,7 +144,7 @@ class Asked:
         """The same of a chat of one message, whose template adds a word."""
         told = self.client.chat.completions.create(
             model=MODEL,
-            messages=[{"role": "user", "content": words(prompt)}],
+            messages=[{"role": "user", "content": trial.text_of(prompt)}],
             max_tokens=ANSWER_TOKENS,
             temperature=0,
             extra_body=EVERY_TOKEN,
@@ -162,7 +152,7 @@ class Asked:
         return self._keep([*prompt, 3], told.choices[0].message.content or "", told)
 
     def _keep(self, prompt: list[int], text: str, told: Any) -> tuple[list[int], str]:
-        answer, node = tokens_of(text), str(told.system_fingerprint)
+        answer, node = trial.tokens_of(text), str(told.system_fingerprint)
         self.prompts.append(list(prompt))
         self.answers.append(answer)
         self.nodes.append(node)
