@@ -60,6 +60,8 @@ class Fabric:
 
         Every method does the same when it is called twice.
         """
+        if self._supervisor is None:
+            raise FabricError(f"fabric {self.name!r} was shut down by this handle: launch it, or attach to it, anew")
         end = time.monotonic() + BACK_TIMEOUT_S
         while True:
             asked = getattr(self._supervisor, method, None)
@@ -130,6 +132,8 @@ class Fabric:
 
         Sessions keep the weights they connected with; one that loaded the new ones connects anew.
         """
+        if not isinstance(revision, str) or not revision:
+            raise FabricError(f"revision: a name is expected, got {revision!r}")
         self._ask("update_weights", revision)
 
     def leases(self) -> list[dict[str, Any]]:
@@ -209,6 +213,8 @@ class Fabric:
         """
         if group and group not in {known.name for known in self.spec.model.groups}:
             raise FabricError(f"group: the model {self.spec.model.name!r} has no group {group!r}")
+        if not isinstance(on, bool):  # "off" would be as good as True
+            raise FabricError(f"on: True or False is expected, got {on!r}")
         self._ask("set_bypass", on, group)
 
     def reshard(self, directory_shards: int, *, timeout_s: float = 60.0) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgpack
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_128_digest
 
 from ..fabric import wire
 from ..fabric.arena import Arena
@@ -38,7 +39,10 @@ from .clock import MONOTONIC, Clock
 
 Bytes = npt.NDArray[np.uint8]
 
-TOKEN_SCHEMA = 1
+TOKEN_SCHEMA = 2
+TOKEN_FIELDS = 6
+BARE_TOKEN_SCHEMA = 1
+"""Its tokens bear no checksum."""
 ANOTHER_VERSION = "open it with the version that made it, or acquire here"
 
 
@@ -263,19 +267,9 @@ class Lease:
     def token(self) -> bytes:
         """Bytes with which another process of this node can open the lease. They grant access: keep them private."""
         members = [wire.encode_plain(self._clients[part.holder].member) for part in self.grant.parts]
-        return bytes(
-            msgpack.packb(
-                [
-                    TOKEN_SCHEMA,
-                    host_identity(),
-                    self._node,
-                    self.deadline_s,
-                    wire.encode_plain(self.grant),
-                    members,
-                    written(self._model),
-                ]
-            )
-        )
+        grant, model = wire.encode_plain(self.grant), written(self._model)
+        body = bytes(msgpack.packb([host_identity(), self._node, self.deadline_s, grant, members, model]))
+        return bytes(msgpack.packb([TOKEN_SCHEMA, xxh3_128_digest(body), body]))
 
     @classmethod
     def open(cls, token: bytes) -> Lease:
@@ -283,18 +277,17 @@ class Lease:
 
         Raises LeaseRefused where it is over, FabricError on another node, WireError for what is no token.
         """
-        try:
-            schema, host, node, deadline_s, grant, members, model = msgpack.unpackb(token, raw=False)
-        except (ValueError, TypeError, msgpack.UnpackException):
-            raise WireError("not a lease token") from None
-        if schema != TOKEN_SCHEMA:
-            raise WireError(f"lease token: schema {schema} found, this version reads {TOKEN_SCHEMA}; {ANOTHER_VERSION}")
+        host, node, deadline_s, grant, members, model = _fields_of(token)
         here = node_here()
         if host != host_identity() or (here is not None and here != node):
             raise FabricError("this lease is of another node: ask a session here for one of its own")
         try:
             (spec, _), known = read(ModelSpec, model, "lease token: model"), wire.decode_plain(LeaseGrant, grant)
-            places = [wire.decode_plain(Member, raw) for raw in members]
+            places, deadline_s = [wire.decode_plain(Member, raw) for raw in members], float(deadline_s)
+            if [part.holder for part in known.parts] != [m.address for m in places] or known.leader not in [
+                m.address for m in places
+            ]:
+                raise WireError("its holders are not those of its lease")
         except (SpecError, WireError) as error:
             raise WireError(f"lease token: {error}; {ANOTHER_VERSION}") from None
         except (ValueError, TypeError):
@@ -307,12 +300,35 @@ class Lease:
             _close_all(clients)
             raise LeaseRefused(Reason.HOLDER_LOST) from None
         lease = cls(spec, known, clients, node, opened=True)
-        lease.deadline_s = float(deadline_s)
+        lease.deadline_s = deadline_s
         refused = lease.check()
         if refused is not None:
             lease.close()
             raise LeaseRefused(refused)
         return lease
+
+
+def _fields_of(token: bytes) -> list[Any]:
+    """What a token bears: host, node, deadline, grant, members, model. Raises WireError for what is no token, or damaged."""
+    try:
+        schema, *rest = msgpack.unpackb(token, raw=False)
+        if schema == BARE_TOKEN_SCHEMA:
+            fields = rest
+        elif schema != TOKEN_SCHEMA:
+            known = f"{BARE_TOKEN_SCHEMA}, {TOKEN_SCHEMA}"
+            raise WireError(f"lease token: schema {schema} found, this version reads {known}; {ANOTHER_VERSION}")
+        else:
+            checksum, body = rest
+            if checksum != xxh3_128_digest(body):
+                raise WireError("not a lease token: it was damaged")
+            fields = msgpack.unpackb(body, raw=False)
+        if len(fields) != TOKEN_FIELDS:
+            raise WireError("not a lease token")
+    except WireError:
+        raise
+    except (ValueError, TypeError, msgpack.UnpackException):
+        raise WireError("not a lease token") from None
+    return list(fields)
 
 
 def _close_all(clients: Mapping[str, HolderClient]) -> None:

@@ -68,13 +68,13 @@ class Prompts:
         digests = b"".join(blob[i * _WIDE : (i + 1) * _WIDE] for i in indices)
         return Objects(group, shard, tuple(indices), digests)
 
-    def group(self, name: str) -> int:
+    def group(self, name: str, *, field: str = "objects") -> int:
         """A group's number. Raises FabricError where the model has none of that name."""
         try:
             return self.model.index_of(name)
         except KeyError:
             known = ", ".join(g.name for g in self.model.groups)
-            raise FabricError(f"objects.{name}: the model has no such group ({known})") from None
+            raise FabricError(f"{field}.{name}: the model has no such group ({known})") from None
 
 
 # KEY decides who shares state, so nothing is made to fit: "lora" would be the adapter ("l", "o"), a salt of 8 eight zeros.

@@ -8,6 +8,7 @@ to ask, the answer is a recompute with the reason: a session never shows a user 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,6 +90,9 @@ class Session(Storing):
         self._holders = Holders(name, resolve, self._forget, clock)
         # What this process runs does not change because the fabric's weights do: it would publish old state as new.
         self._prompts = Prompts(self.model, weights_revision or self._holders.info.weights)
+        if not isinstance(self._passport, AbiPassport):
+            for group in self._passport or ():
+                self._prompts.group(group, field="passport")
         self._abis = tuple(self._passport_of(group.name).abi() for group in self.model.groups)
         self._marks: dict[str, tuple[float, Mark]] = {}
         """By holder: how far its changes had got with this session's last write, and until when that matters."""
@@ -214,6 +218,8 @@ class Session(Storing):
         """
         if not 0 < lease_s <= self._holders.info.spec.lease_s_max:
             raise FabricError(f"lease_s: {lease_s} is not within 0..{self._holders.info.spec.lease_s_max}")
+        if wait_s is not None and not 0 <= wait_s < math.inf:
+            raise FabricError(f"wait_s: {wait_s} is no time in seconds")
         keys = self._prompts.keys(tokens, key)
         message = self._acquire(
             keys,

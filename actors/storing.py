@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,19 @@ ObjectsByGroup = Mapping[str, Mapping[int, npt.NDArray[Any]]]
 
 MARK_S = 5.0
 """How long a look-up insists on seeing this session's own write: later the directory knows it or was restarted."""
+
+
+def _indices(wanted: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
+    """Each group's indices, ascending. Raises FabricError for anything but whole numbers by group."""
+    if not isinstance(wanted, Mapping):
+        raise FabricError(f"objects: groups with their indices are expected, got {type(wanted).__name__}")
+    found = {}
+    for group, indices in wanted.items():
+        try:
+            found[group] = sorted({operator.index(index) for index in indices})
+        except TypeError:
+            raise FabricError(f"objects.{group}: whole numbers are expected as indices") from None
+    return found
 
 
 class Storing:
@@ -64,7 +78,7 @@ class Storing:
         tails and snapshots that the fabric's ``checkpoint`` policy does not keep are left out
         (``prompt_tokens``: where the output begins). Raises FabricError for objects that do not fit the model.
         """
-        wanted = {group: sorted(views) for group, views in objects.items()}
+        wanted = _indices(objects)
         keys = self._prompts.keys(tokens, key)
         worth = self._checkpoints.kept(keys, wanted, prompt_tokens)
         return self._fill(self._begin(keys, worth, revision, shard, (), replace=replace), objects)
@@ -86,7 +100,9 @@ class Storing:
         the fabric's ``checkpoint`` policy keeps for an earlier position stays.
         """
         keys = self._prompts.keys(tokens, key)
-        offered = {group: sorted(views) for group, views in objects.items()}
+        offered = _indices(objects)
+        if not 0 <= from_token <= len(keys):
+            raise FabricError(f"from_token: {from_token} is not within the prompt's 0..{len(keys)}")
         wanted = self._checkpoints.kept(keys, offered, prompt_tokens)
         outdated = {self.model.groups[g].name: i for g, i in enumerate(retired_by_growth(self.model, len(keys)))}
         if not self._checkpoints.keeps_all:  # what is kept for another position than the end stays
@@ -116,7 +132,7 @@ class Storing:
         What :meth:`publish` would leave out has no slot: ask the attempt (``(group, index) in attempt``).
         """
         keys = self._prompts.keys(tokens, key)
-        offered = {group: sorted(set(numbers)) for group, numbers in wanted.items()}
+        offered = _indices(wanted)
         worth = self._checkpoints.kept(keys, offered, prompt_tokens)
         return self._begin(keys, worth, revision, shard, (), replace=replace)
 

@@ -85,12 +85,17 @@ def spoken_with(peer_schema: int) -> int:
 
 
 def encode(message: Any, schema: int = SCHEMA) -> bytes:
-    """Bytes of a record, as ``schema`` has it. Raises KeyError for a class that is none, WireError for another schema."""
+    """Bytes of a record, as ``schema`` has it. Raises KeyError for a class that is none, WireError for another schema or a
+    number of more than 64 bits.
+    """
     cls = type(message)
     _check(schema)
     if _since[cls] > schema:
         raise WireError(f"{cls.__name__} is of schema {_since[cls]}, the peer speaks {schema}")
-    return bytes(msgpack.packb([schema, _number_of[cls], _codec(cls, schema)[0](message)], use_bin_type=True))
+    try:
+        return bytes(msgpack.packb([schema, _number_of[cls], _codec(cls, schema)[0](message)], use_bin_type=True))
+    except OverflowError:
+        raise WireError(f"{cls.__name__}: a number has more than 64 bits") from None
 
 
 def decode(frame: bytes | memoryview) -> Any:

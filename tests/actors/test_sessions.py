@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvfabric
 from kvfabric import Fabric, FabricError, Reason, Session, Status
 from kvfabric.actors import ray_api
 from kvfabric.fabric import wire
+from kvfabric.fabric.kinds import WireError
 from kvfabric.fabric.messages import (
     Acquire,
     Answer,
@@ -116,6 +119,51 @@ def test_a_bypassed_fabric_answers_recompute_and_keeps_what_was_granted(fabric: 
     answer = session.acquire(tokens)
     assert answer.status is Status.FULL_HIT
     answer.cancel()
+
+
+BLOCK = np.zeros(5000, np.uint8)
+MISTAKES: dict[str, tuple[Callable[[Any, Any, list[int]], Any], str]] = {
+    "a passport of no group": (lambda *_: kvfabric.connect(passport={"cas": kvfabric.AbiPassport()}), "passport.cas: "),
+    "weights of no name": (lambda fabric, *_: fabric.update_weights(""), "revision: "),
+    "weights of a number": (lambda fabric, *_: fabric.update_weights(5), "revision: "),
+    "a bypass that is a word": (lambda fabric, *_: fabric.bypass("off"), "on: "),
+    "a wait of no length": (lambda _, session, t: session.acquire(t, wait_s=float("nan")), "wait_s: "),
+    "a number too large": (lambda _, session, t: session.acquire(t, priority=1 << 70), "Acquire: a number"),
+    "an index that is a word": (lambda _, session, t: session.publish(t, {"csa": {"0": BLOCK}}), "objects.csa: "),
+    "an index between two": (lambda _, session, t: session.begin(t, {"csa": [0.5]}), "objects.csa: "),
+    "blocks of no group": (lambda _, session, t: session.publish(t, [BLOCK]), "objects: "),
+    "growth from before": (lambda _, session, t: session.extend(t, -1, {"csa": {0: BLOCK}}), "from_token: "),
+    "growth from behind": (lambda _, session, t: session.extend(t, 10_000, {"csa": {0: BLOCK}}), "from_token: "),
+}
+
+
+@pytest.mark.parametrize(("wrong", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_call_is_told_by_the_argument_and_changes_nothing(
+    fabric: Fabric, session: Session, wrong: Any, told: str
+) -> None:
+    tokens = prompt("mistakes")
+    with pytest.raises(FabricError, match=f"^{re.escape(told)}"):
+        wrong(fabric, session, tokens)
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    answer = session.acquire(tokens)
+    assert answer.status is Status.FULL_HIT
+    answer.cancel()
+
+
+def test_a_damaged_token_opens_nothing(session: Session) -> None:
+    tokens = prompt("token")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    lease = session.acquire(tokens).lease
+    assert lease is not None
+    with lease:
+        token = lease.token()
+        for at in range(0, len(token), 7):
+            damaged = bytearray(token)
+            damaged[at] ^= 1 << at % 8
+            with pytest.raises(WireError):
+                kvfabric.Lease.open(bytes(damaged))
+        with kvfabric.Lease.open(token) as opened:
+            assert wrong_bytes(opened, session.model, tokens) == []
 
 
 # --- what a client may not do ----------------------------------------------------------------------
