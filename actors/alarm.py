@@ -23,6 +23,7 @@ class Alarm:
         self._ring = ring
         self._share = share or LoopShare()
         self._timer: asyncio.TimerHandle | None = None
+        self._in_line = False
         self._due_s = 0.0
 
     def set(self, due_s: float | None) -> None:
@@ -32,7 +33,7 @@ class Alarm:
         elif self._timer is None or due_s < self._due_s:
             self.stop()
             self._due_s = due_s
-            self._timer = asyncio.get_running_loop().call_later(self._clock.left(due_s), self._rings)
+            self._timer = asyncio.get_running_loop().call_later(self._clock.left(due_s), self._due)
 
     def stop(self) -> None:
         """Do not ring. Idempotent."""
@@ -40,12 +41,21 @@ class Alarm:
             self._timer.cancel()
             self._timer = None
 
-    def _rings(self) -> None:
+    def _due(self) -> None:
+        """Ring when it is this timer's turn, or late at the latest."""
+        self._timer = asyncio.get_running_loop().call_later(LATE_S_MAX, self._late)
+        if not self._in_line:
+            self._in_line = True
+            self._share.stand(self._turn)
+
+    def _turn(self) -> None:
+        self._in_line = False
+        if self._timer is not None and not self._clock.left(self._due_s):
+            self.stop()
+            self._ring()
+
+    def _late(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = self._share.pause_s
-        if pause_s and self._clock.left(self._due_s) > -LATE_S_MAX:
-            self._timer = loop.call_later(pause_s, self._rings)
-            return
         self._timer = None
         began = loop.time()
         self._ring()

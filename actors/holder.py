@@ -301,7 +301,7 @@ class Holder(MemoryService):
             self._carry_out(self.core.handle(event, self.clock.now()))
 
     def received(self, sender: str, record: Any) -> None:
-        self._feed(Received(sender, record))
+        self._feed_in_turn(Received(sender, record))
 
     def told_members(self, record: Members) -> None:
         self._feed(Received(SUPERVISOR, record))
@@ -326,7 +326,14 @@ class Holder(MemoryService):
         return len(self._sessions)
 
     def undelivered(self, to: str, record: Any) -> None:
-        self._feed(Undeliverable(to, record))
+        self._feed_in_turn(Undeliverable(to, record))
+
+    def _feed_in_turn(self, event: Received | Undeliverable) -> None:
+        """At once, but for what only a request that needs a tier waits for: live requests go first."""
+        if self.core.for_a_tier(event):
+            self._spawn(self.share.turn(partial(self._feed, event)))
+        else:
+            self._feed(event)
 
     def client_closed(self, client: str) -> None:
         self._sessions.discard(client)

@@ -232,9 +232,13 @@ class Service:
     async def listen(self, shards: tuple[int, ...] = ()) -> Member:
         """Open the sockets and say where they are."""
         name = f"@kvfabric/{self.fabric}/{self.address}/{self.incarnation}/{self.node[:12]}"
-        unix = await serve_unix(name, self._serve, closed=self._closed, share=self.share, vigil=self.vigil)
+        unix = await serve_unix(
+            name, self._serve, closed=self._closed, share=self.share, vigil=self.vigil, asks=self._asks
+        )
         host = self.host or socket.gethostbyname(socket.gethostname())
-        tcp = await serve_tcp(host, 0, door_secret(self._secret), self._serve, closed=self._closed, share=self.share)
+        tcp = await serve_tcp(
+            host, 0, door_secret(self._secret), self._serve, closed=self._closed, share=self.share, asks=self._asks
+        )
         self._servers = [unix, tcp]
         gc.freeze()  # what was imported stays: going over it again held up every request for 60 to 90 ms
         self._watch = asyncio.get_running_loop().create_task(_end_with_parent(os.getppid()))
@@ -269,6 +273,10 @@ class Service:
         self._waiting.clear()
 
     # --- requests ------------------------------------------------------------------------------
+
+    def _asks(self, conn: ConnectionInfo) -> bool:
+        """Whether whoever waits for an answer is behind a connection: peers mostly tell what was asked of them."""
+        return conn.connection_id not in self._peers
 
     def _closed(self, conn: ConnectionInfo) -> None:
         if self._peers.pop(conn.connection_id, None) is None:

@@ -75,11 +75,19 @@ class Books(Lives):
         self._own(obj, slot)
         obj.advance(Verb.FILL)
 
-    def reserve_restore(self, obj: Obj) -> None:
-        """Give an ON_TIER object a slot to be restored into."""
-        slot = self._make_room(obj)
-        obj.advance(Verb.SWAP_IN)
-        self._own(obj, slot)
+    def reserve_restores(self, objects: Sequence[Obj]) -> None:
+        """Give ON_TIER objects slots to be restored into; those of one group and shard best stand in a row."""
+        if self.admission.limits:
+            for obj in objects:
+                slot = self._make_room(obj)
+                obj.advance(Verb.SWAP_IN)
+                self._own(obj, slot)
+            return
+        for key, coming in by_place(objects):
+            pool = self.pools[key]
+            self.make_free(pool, len(coming))
+            advance_all(coming, Verb.SWAP_IN)
+            self._own_all(coming, [pool.free.pop() for _ in coming])
 
     def _make_room(self, obj: Obj) -> int:
         """A free slot for the object, its limits kept: whatever must leave for that leaves now."""

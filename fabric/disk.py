@@ -139,8 +139,9 @@ class DiskDesk:
 
     def _weight_in(self, where: Where) -> float:
         """Bytes of the disk that are read while one byte of there comes."""
-        rates = {Where.HOST: self.host_rate, Where.STORE: self.store_rate, Where.DISK: self.rate}
-        return self.rate.bytes_per_s / rates[where].bytes_per_s
+        if where is Where.DISK:
+            return 1.0
+        return self.rate.bytes_per_s / (self.host_rate if where is Where.HOST else self.store_rate).bytes_per_s
 
     @property
     def takes_writes(self) -> bool:
@@ -402,8 +403,8 @@ class DiskDesk:
         Whoever cares waits with ``ctx.await_object``. The caller asked for room in the same step.
         """
         place_s = self.ctx.behalf.place_s if self.ctx.behalf.op else self.ctx.now + PATIENCE_S
+        self.ctx.books.reserve_restores(objects)
         for obj in objects:
-            self.ctx.books.reserve_restore(obj)
             self.ctx.tally.recovery(Way.RESTORE, obj.kind, Outcome.ATTEMPTED)
             self.line.reserved[obj.group, obj.shard] += 1
             self._queue.put(obj, place_s, store=self._from_store(obj))
@@ -451,7 +452,7 @@ class DiskDesk:
         from_host: list[Obj] = []
         from_disk: list[tuple[Obj, int]] = []
         """Objects, and the slots to read them into."""
-        while self.restoring + len(from_host) + len(from_disk) < config.restores_max:
+        for _ in range(config.restores_max - self.restoring):
             obj = self._queue.next(self._has_a_way)
             if obj is None:
                 break
@@ -526,12 +527,15 @@ class DiskDesk:
     def _batches(self, objects: list[tuple[Obj, int]]) -> Iterator[list[tuple[Obj, int]]]:
         config, size = self.ctx.config, 0
         batch: list[tuple[Obj, int]] = []
+        first_way = None
         for obj, slot in objects:
             full = len(batch) >= config.restore_batch_objects or size + obj.length > config.restore_batch_bytes
             way = (self._from_store(obj), self._ahead(obj))
-            if batch and (full or way != (self._from_store(batch[0][0]), self._ahead(batch[0][0]))):
+            if batch and (full or way != first_way):
                 yield batch
                 batch, size = [], 0
+            if not batch:
+                first_way = way
             batch.append((obj, slot))
             size += obj.length
         if batch:

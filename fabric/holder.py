@@ -65,6 +65,7 @@ from .messages import (
     GraphRegister,
     HolderGone,
     Load,
+    Lookup,
     MateColumns,
     MateLookup,
     Members,
@@ -304,6 +305,11 @@ class HolderCore:
     def next_deadline_s(self) -> float | None:
         """When this core wants a Tick, on the clock of ``now``."""
         return self.ctx.next_wake_s
+
+    def for_a_tier(self, event: Received | Undeliverable) -> bool:
+        """Whether only an acquire waits for this event that takes something from this holder's tiers: it can wait itself."""
+        message = event.message
+        return isinstance(message, Found | Lookup) and self.leader.for_a_tier(message.op)
 
     def load(self, clients: int) -> Load:
         """What this holder has to do, so many clients of its node included."""

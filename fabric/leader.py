@@ -241,6 +241,11 @@ class Leader:
 
     # --- directory -----------------------------------------------------------------------------
 
+    def for_a_tier(self, name: str) -> bool:
+        """Whether an exchange is an acquire's, no mere question, of whose prompt something lies on this holder's own tiers."""
+        op = self.ops.get(name)
+        return op is not None and not op.request.probe and self.turns.own_tier(op)
+
     def found(self, peer: str, message: Found) -> None:
         """One shard's answer; what moved to another shard meanwhile is asked for there."""
         op = self.ops.get(message.op)

@@ -76,7 +76,7 @@ class PartDesk:
             self._reply(part)
             return
         for index, obj, revision in to_restore:
-            self._await(part, index, obj, revision, from_tier=True)
+            self._await(part, index, obj, revision, from_tier=True, coming=False)
         self.disk.restore([obj for _, obj, _ in to_restore])
         for source in part.sources.values():
             self.fetches.begin(part, source)
@@ -177,10 +177,14 @@ class PartDesk:
             self.ctx.inflight[obj.group, obj.shard, obj.digest] = obj
             part.awaited += 1
 
-    def _await(self, part: Part, index: int, obj: Obj, revision: int | None, *, from_tier: bool) -> None:
+    def _await(
+        self, part: Part, index: int, obj: Obj, revision: int | None, *, from_tier: bool, coming: bool = True
+    ) -> None:
+        """``coming``: it is on its way for somebody else already, who may be in less haste."""
         part.awaited += 1
-        self.fetches.hurry(obj, part.wanted_s)
-        self.disk.hurry(obj, part.wanted_s)
+        if coming:
+            self.fetches.hurry(obj, part.wanted_s)
+            self.disk.hurry(obj, part.wanted_s)
 
         def stands(arrived: Obj, refused: Reason | None) -> None:
             part.awaited -= 1

@@ -165,7 +165,9 @@ class RestoreQueue:
     def next(self, ready: Callable[[Obj], bool]) -> Obj | None:
         """The next object that is ready and no limit holds back, now counted as being read; None if there is none."""
         heads = [(heap[0], key) for key, heap in self._heaps.items() if heap]
-        for (place_s, _, obj), key in sorted(heads, key=lambda head: head[0][:2]):
+        if len(heads) > 1:
+            heads.sort(key=lambda head: head[0][:2])
+        for (place_s, _, obj), key in heads:
             if not self._held_back(obj) and ready(obj):
                 heapq.heappop(self._heaps[key])
                 self._leaves(place_s, obj)
@@ -196,9 +198,11 @@ class RestoreQueue:
             used = sum(self._bytes[kind] for kind in kinds)
             if used and used + obj.length > limit.bytes_max:
                 return True
-            open_extents = set().union(*(self._extents.get(kind, ()) for kind in kinds))
+            reading = [extents for kind in kinds if (extents := self._extents.get(kind))]
             here = obj.on_disk[0] if obj.on_disk is not None else None
-            if here not in open_extents and len(open_extents) >= limit.extents_max:
+            if sum(map(len, reading)) < limit.extents_max or any(here in extents for extents in reading):
+                continue
+            if len(set().union(*reading)) >= limit.extents_max:
                 return True
         return False
 

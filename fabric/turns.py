@@ -46,12 +46,17 @@ class TierTurns:
     def may_restore(self, op: AcquireOp) -> bool:
         return self.ctx.books.admission.may_restore(op.request.prompt.tenant)
 
+    def own_tier(self, op: AcquireOp) -> bool:
+        """Whether anything that is known of a prompt lies on this holder's own tier."""
+        me = self.ctx.config.holder
+        return any(column.tier for (holder, _, _), column in op.view.columns.items() if holder == me)
+
     def tier_need(self, op: AcquireOp, tokens: int, found: Resolution) -> tuple[Counter[tuple[int, int]], float]:
         """Slots by group and shard, and bytes, that a position takes from this holder's own tier."""
         me, view = self.ctx.config.holder, op.view
         need: Counter[tuple[int, int]] = Counter()
         nbytes = 0.0
-        if any(column.tier for (holder, _, _), column in view.columns.items() if holder == me):
+        if self.own_tier(op):
             for plan in op.using.plan(tokens, op.revisions_at(tokens, found)):
                 for run in plan.local if plan.holder == me else ():
                     tier = view.columns[me, run.group, run.shard].tier

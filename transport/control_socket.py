@@ -40,7 +40,7 @@ CONNECTIONS_MAX = 4096
 UNPROVEN_MAX = 64
 KEPT_BYTES_MAX = 256 << 20
 UNREAD_TIMEOUT_S = 30.0
-SLICE_S = 0.0005
+SLICE_S = 0.00025
 """How long a connection that has more requests is served before the loop turns to the others."""
 _WRITE_BUFFER_BYTES = 1 << 20
 _SEND_RETRY_S = 0.002
@@ -61,6 +61,9 @@ class ConnectionInfo:
 
 Reply: TypeAlias = bytes | tuple[bytes, Sequence[int]]
 """A reply's bytes, and descriptors to pass with it; they remain the handler's (the server duplicates)."""
+
+Asks: TypeAlias = Callable[[ConnectionInfo], bool]
+"""Whether requests of a connection are asked by somebody who waits: what can wait then pauses for them."""
 
 Handler: TypeAlias = Callable[[ConnectionInfo, bytes], Reply | Awaitable[Reply]]
 """Serves one request. One that needs not wait may be a plain function: it is answered without a task."""
@@ -93,9 +96,11 @@ class ControlServer:
         closed: Callable[[ConnectionInfo], None] | None,
         frame_bytes_max: int,
         share: LoopShare | None,
+        asks: Asks,
         vigil: LoopVigil | None = None,
     ) -> None:
         self.handler = handler
+        self.asks = asks
         self.secret = secret
         self.closed = closed
         self.frame_bytes_max = frame_bytes_max
@@ -179,13 +184,15 @@ async def serve_unix(
     frame_bytes_max: int = FRAME_BYTES_MAX,
     share: LoopShare | None = None,
     vigil: LoopVigil | None = None,
+    asks: Asks = lambda _: True,
 ) -> ControlServer:
     """Serve ``handler`` at a path in a private directory, or at ``@name`` in the abstract namespace.
 
+    ``share``: the loop's, where other work has a part of it; ``asks``: whose requests that work pauses for.
     Raises SpecError for a path too long or a directory not private, OSError if somebody serves there.
     """
     server = ControlServer(
-        handler, secret=None, closed=closed, frame_bytes_max=frame_bytes_max, share=share, vigil=vigil
+        handler, secret=None, closed=closed, frame_bytes_max=frame_bytes_max, share=share, asks=asks, vigil=vigil
     )
     await server.start(listen_unix(path), Endpoint(path=path))
     return server
@@ -200,13 +207,14 @@ async def serve_tcp(
     closed: Callable[[ConnectionInfo], None] | None = None,
     frame_bytes_max: int = FRAME_BYTES_MAX,
     share: LoopShare | None = None,
+    asks: Asks = lambda _: True,
 ) -> ControlServer:
     """Serve ``handler`` over TCP to whoever proves knowledge of ``secret``; port 0 takes a free one.
 
     Raises SpecError for a secret too short, OSError if the address cannot be bound.
     """
     server = ControlServer(
-        handler, secret=check_secret(secret), closed=closed, frame_bytes_max=frame_bytes_max, share=share
+        handler, secret=check_secret(secret), closed=closed, frame_bytes_max=frame_bytes_max, share=share, asks=asks
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -231,8 +239,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._congested = False
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._turn: asyncio.TimerHandle | None = None
-        """Until then other connections are served; None while this one may be."""
+        self._in_line = False
+        """What waits is served when its turn comes."""
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
         self._info: ConnectionInfo | None = None
@@ -283,8 +291,6 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc  # whatever the cause, the client is gone
         self._stop_timer()
-        if self._turn is not None:
-            self._turn.cancel()
         self._transport = None
         self._waiting.clear()
         for item in self._outgoing:
@@ -324,7 +330,10 @@ class _Connection(asyncio.BufferedProtocol):
         if self._decoder.kept_bytes != self._kept_bytes and not self._may_keep():
             return
         self._waiting.extend(frames)
-        self._serve_waiting()
+        if not self._in_line and self._info is not None:
+            if self._server.asks(self._info):
+                self._server.share.live(self)
+            self._serve_waiting()
         if self._server.vigil is not None:
             self._server.vigil.served()
 
@@ -360,14 +369,15 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _serve_waiting(self) -> None:
         """Serve what was read, until replies pile up; reading stops while anything waits."""
-        if self._turn is not None:
+        if self._in_line:
             return
         began = self._loop.time()
         while self._waiting and not self._congested and len(self._tasks) < IN_FLIGHT_MAX:
             self._serve(self._waiting.popleft())
             if self._waiting and self._loop.time() - began >= SLICE_S:
-                pause_s = self._server.share.pause_after(self._loop.time() - began, self)
-                self._turn = self._loop.call_later(pause_s, self._next_turn)
+                self._in_line = True
+                self._server.share.used(self._loop.time() - began)
+                self._server.share.stand(self._next_turn, self)
                 break
         full = bool(self._waiting) or self._congested
         if full is not self._paused and self._transport is not None:
@@ -378,13 +388,12 @@ class _Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def _next_turn(self) -> None:
-        self._turn = None
+        self._in_line = False
         self._serve_waiting()
 
     def _serve(self, frame: Frame) -> None:
         assert self._info is not None
         self._server.counters.requests += 1
-        self._server.share.live(self)
         try:
             reply = self._server.handler(self._info, frame.payload)
             if isinstance(reply, (bytes, tuple)):

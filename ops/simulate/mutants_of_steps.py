@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -275,11 +275,12 @@ def restore_digest(patches: Patches) -> None:
 def restore_as_allocation(patches: Patches) -> None:
     """An object on a tier is reserved as if it were new."""
 
-    def reserve(books: Books, obj: Obj) -> None:
-        obj.state = State.ABSENT
-        books.reserve(obj)
+    def reserve(books: Books, objects: Sequence[Obj]) -> None:
+        for obj in objects:
+            obj.state = State.ABSENT
+            books.reserve(obj)
 
-    patches.put(Books, "reserve_restore", reserve)
+    patches.put(Books, "reserve_restores", reserve)
 
 
 def page_table_early(patches: Patches) -> None:

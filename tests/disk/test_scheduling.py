@@ -12,12 +12,16 @@ from kvfabric.fabric.effects import (
     DiskLost,
     DiskState,
     Received,
+    Send,
+    Undeliverable,
 )
 from kvfabric.fabric.extents import extent_bytes
 from kvfabric.fabric.invariants import accounting
 from kvfabric.fabric.kinds import ObjectKind, Reason, Status, Tier
 from kvfabric.fabric.messages import (
+    Acquire,
     Cancel,
+    Lookup,
     PinEnd,
     PinReply,
     PinRequest,
@@ -293,6 +297,28 @@ def test_a_prefetch_can_be_called_off() -> None:
     assert accounting(d.core).reserved == 1
     d.finish_all()
     d.sound()
+
+
+def test_what_is_told_of_a_request_for_the_disk_can_wait_and_of_no_other() -> None:
+    d = Disk(slots=64)
+    d.on_disk(1)
+    d.wait(0.0)
+
+    def told(number: int, **fields: bool) -> bool:
+        """What the core says of the directory's answer, before it hears it."""
+        request = {"lease_s": 30.0, "wait_s": None, "min_tokens": 0, "probe": False, **fields}
+        message = Acquire(d.name(), d.prompt(number), (ABI, ABI), ("n0",), **request)
+        effects = d.core.handle(Received("client:1", message), d.now)
+        (lookup,) = (effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Lookup))
+        unanswered = Undeliverable(lookup.to, lookup.message)
+        found = d.core.for_a_tier(unanswered)
+        d.handle(unanswered)
+        assert not d.core.for_a_tier(unanswered), "what nobody waits for is told at once"
+        return found
+
+    assert told(1)
+    assert not told(1, probe=True), "a question restores nothing"
+    assert not told(2), "nothing of it lies on the disk"
 
 
 # --- the disk's room ---------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_an_object_replaced_while_it_is_restored_is_quarantined(books: Books) ->
     one = put(books, obj(1))
     one.on_disk = (7, 0)
     books.evict(one)
-    books.reserve_restore(one)
+    books.reserve_restores([one])
     slot = one.slot
     put(books, obj(1, revision=1))
     assert one.state is State.QUARANTINED

@@ -35,7 +35,7 @@ IO_THREADS = 2
 REMOTE_THREADS = 2
 """Of their own: a store that is slow holds up nothing that the local disk has."""
 NICENESS = 10
-"""Live requests' processes go first where cores are short."""
+"""What it weighs beside live requests' processes: a tenth."""
 
 
 class Job:
@@ -232,10 +232,20 @@ def _delete(remote: RemoteTier, uid: bytes, _: Callable[[int], None]) -> None:
     remote.delete(uid)
 
 
+def stand_back() -> None:
+    """Leave the cores to live requests' processes where those are short.
+
+    A batch process never takes a core from one that runs as it wakes, and weighs little beside it. Not the class
+    that runs only on idle cores: beside engines that keep every core busy it would restore nothing.
+    """
+    os.nice(NICENESS)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> None:
     """Serve one holder over the two inherited descriptors."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    os.nice(NICENESS)
+    stand_back()
     os.umask(0o077)
     try:
         Child(channel, int(sys.argv[2])).run()

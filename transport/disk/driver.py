@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ...fabric import wire
@@ -224,7 +225,7 @@ class DiskTier:
                 pass_fds=(theirs.fileno(), arena),
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,  # a terminal's Ctrl-C is not meant for it. In a session of its own niceness counts for nothing
             )
         except BaseException:
             ours.close()
@@ -260,16 +261,14 @@ class DiskTier:
         try:
             while data := await loop.sock_recv(child.channel, 1 << 20):
                 for frame in decoder.feed(data):
-                    while pause_s := self._share.pause_s:  # noqa: ASYNC110 - time alone ends a pause
-                        await asyncio.sleep(pause_s)
-                    began = loop.time()
-                    self._receive(wire.decode(frame.payload))
-                    self._share.used(loop.time() - began)
-                    await asyncio.sleep(0)  # live requests come between any two answers of the disk
+                    await self._share.turn(partial(self._take, frame.payload))
         except ConnectionError:
             return
         finally:
             writer.cancel()
+
+    def _take(self, payload: bytes) -> None:
+        self._receive(wire.decode(payload))
 
     async def _write_out(self, child: _Child) -> None:
         loop = asyncio.get_running_loop()
