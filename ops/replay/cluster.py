@@ -120,11 +120,15 @@ class ClusterReplay:
         """An actor on each node that has a holder, in the order of their names."""
         import ray
 
-        nodes = sorted({member.node for member in self.fabric.info().members if member.shards})
+        members = [member for member in self.fabric.info().members if member.shards]
+        nodes = sorted({member.node for member in members})
         options: list[dict[str, Any]] = [
             {"num_cpus": 0, "label_selector": {"ray.io/node-id": node}, "max_restarts": 0} for node in nodes
         ]
-        players: list[Any] = [ray.remote(NodePlayer).options(**each).remote(self.fabric.name) for each in options]
+        players: list[Any] = [
+            ray.remote(NodePlayer).options(**each).remote(self.fabric.name, [m for m in members if m.node == node])
+            for node, each in zip(nodes, options, strict=True)
+        ]
         try:
             yield players
         finally:

@@ -6,7 +6,7 @@ from the trace's block ids; those of a partial last block are of one request alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ...actors.answer import Answer
+from ...actors.client import HolderClient, request_id
 from ...actors.lease import LeaseRefused
 from ...actors.session import Session
 from ...fabric.identity import DIGEST_BYTES, PromptKeys
 from ...fabric.kinds import ObjectKind, Reason
+from ...fabric.messages import Done, Member, Objects, SwapOut
 from .trace import BLOCK_TOKENS
 
 LEASE_S = 60.0
@@ -92,8 +94,10 @@ class Contents(Mapping[int, Bytes]):
 class Player:
     """Plays requests at one node over a session of its own."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, members: Iterable[Member] = ()) -> None:
+        """``members``: the holders of its node."""
         self._session = session
+        self._holders = [HolderClient(member) for member in members]
         self._model = session.model
         self._stored: dict[int, Asked] = {}
         """Prompts that were stored here and not put on disk since, the oldest first."""
@@ -155,23 +159,35 @@ class Player:
         return refused
 
     def spill(self, prompts: int) -> int:
-        """Park the oldest prompts that lie in memory only, so many at most; how many were put on disk."""
+        """Put the oldest prompts that lie in memory only on disk, so many at most; how many were.
+
+        Swapped out by name: an acquire and a park of it would be a request more in what the holders did over time.
+        """
         spilled = 0
         for number in list(self._stored)[:prompts]:
             asked = self._stored.pop(number)
-            answer = self._session.acquire(tokens_of(asked), wait_s=0.0)
-            if answer.lease is not None:
-                spilled += self._session.park(answer.lease).refused is None
+            objects = self._objects(self._session.keys(tokens_of(asked)))
+            done = [holder.call(SwapOut(request_id(), objects), Done) for holder in self._holders]
+            spilled += all(each.refused is None for each in done)
         return spilled
+
+    def _objects(self, keys: PromptKeys) -> tuple[Objects, ...]:
+        """All that there could be of a prompt, of every group and shard."""
+        found = []
+        for group, spec in enumerate(self._model.groups):
+            digests = keys.keys(spec.unit_tokens)
+            indices = tuple(range(len(digests) // DIGEST_BYTES))
+            found += [Objects(group, shard, indices, digests) for shard in range(self._model.shards) if indices]
+        return tuple(found)
 
 
 class NodePlayer:
     """A player in an actor on its node."""
 
-    def __init__(self, fabric: str) -> None:
+    def __init__(self, fabric: str, members: Sequence[Member]) -> None:
         from ...actors.fabric import connect
 
-        self._player = Player(connect(fabric))
+        self._player = Player(connect(fabric), members)
 
     def play(self, asked: Asked) -> Played:
         return self._player.play(asked)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import kvfabric
 from kvfabric import Fabric
@@ -24,13 +25,14 @@ GROUPS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def replayed(fabric: Fabric) -> Iterator[Fabric]:
-    """A fabric of its own on the shared cluster."""
+def replayed(fabric: Fabric, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
+    """A fabric of its own on the shared cluster, with a disk."""
     spec = {
         "model": {"name": "replayed", "groups": GROUPS},
         "memory_bytes": 4 << 20,
         "transport": {"links": ["tcp"]},
         "node_resource": ["kvfabric_node_0", "kvfabric_node_1"],
+        "disk": {"path": str(tmp_path_factory.mktemp("disk")), "free_floor_bytes": 0},
     }
     del fabric  # it keeps the cluster
     with kvfabric.launch(spec, name="replayed") as running:
@@ -65,6 +67,22 @@ def test_a_wrong_byte_under_the_right_digest_is_counted(replayed: Fabric) -> Non
         assert session.publish(keys, {"kv": {0: np.zeros(4096, dtype=np.uint8)}}).ok
         spoilt = player.play(other)
         assert (spoilt.tokens, spoilt.wrong_reads) == (2 * BLOCK_TOKENS, 1)
+
+
+def test_what_is_put_on_disk_between_requests_is_no_request(replayed: Fabric) -> None:
+    asked = Asked(5, (910, 911), 2 * BLOCK_TOKENS + 5)
+    replay = ClusterReplay(Trace("by hand", []), replayed, disk=True)
+    with replay._players() as players:
+        before = replay._total()
+        ray.get([player.play.remote(asked) for player in players[:1]])
+        spilled = ray.get(players[0].spill.remote(1))
+        after = replay._total()
+        again = ray.get(players[0].play.remote(asked))
+    assert spilled == 1
+    assert after.written_bytes > before.written_bytes
+    assert after.requests - before.requests == 1, "the one that was played"
+    assert (again.tokens, again.wrong_reads) == (2 * BLOCK_TOKENS, 0)
+    assert replay._total().restores > before.restores
 
 
 def test_prompts_are_their_blocks_and_differ_behind_them() -> None:

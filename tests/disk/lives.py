@@ -99,15 +99,15 @@ class Life:
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "ok\n"
 
-    def store(self, tokens: list[int]) -> None:
+    def store(self, tokens: list[int], **key: Any) -> None:
         objects = {
             g.name: {i: content(tokens, n, i, g.block_bytes) for i in range(len(tokens) // g.unit_tokens)}
             for n, g in enumerate(self.spec.model.groups)
         }
-        assert self.session.publish(tokens, objects).ok
+        assert self.session.publish(tokens, objects, **key).ok
 
-    def swap_out(self, tokens: list[int]) -> Done:
-        keys = self.session.keys(tokens)
+    def swap_out(self, tokens: list[int], **key: Any) -> Done:
+        keys = self.session.keys(tokens, **key)
         groups = enumerate(self.spec.model.groups)
         runs = tuple(
             Objects(n, 0, tuple(range(len(tokens) // g.unit_tokens)), keys.keys(g.unit_tokens)) for n, g in groups

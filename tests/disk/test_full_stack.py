@@ -15,6 +15,7 @@ import pytest
 from kvfabric.actors.answer import Answer
 from kvfabric.actors.spec import FabricSpec
 from kvfabric.fabric.kinds import ObjectKind, Reason, SpecError, Status
+from kvfabric.fabric.messages import Answer as WireAnswer
 
 from .lives import MODEL, Life, prompt
 
@@ -145,6 +146,27 @@ def test_a_disk_that_cannot_be_opened_is_no_hit_and_nothing_else_stops(lives: An
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert life.session.acquire(tokens).tokens == 64
+
+
+def test_a_tenant_at_its_quota_of_restores_waits_in_line_and_others_do_not(lives: Any) -> None:
+    life = lives(1, limits={"tenants": {"small": {"restores_max": 1}}})
+    prompts = {("large", 20), ("large", 21), ("small", 22), ("small", 23)}
+    for tenant, number in prompts:
+        life.store(prompt(number), tenant=tenant)
+        assert life.swap_out(prompt(number), tenant=tenant).refused is None
+    life.tell("inject disk_slow 1000")  # so that all of them are being restored at once
+
+    def waited(tenant: str) -> int:
+        """How many of a tenant's restores, asked for together, stood in line."""
+        before = life.status()["counters"].get("restore_waits", 0)
+        asked = [life.session.request(prompt(n), tenant=whose) for whose, n in prompts if whose == tenant]
+        answers = life.client.call_many(asked, WireAnswer, 60.0)
+        assert [(a.status, a.tokens) for a in answers] == [(Status.FULL_HIT, 64)] * 2, "each ends, at its quota or not"
+        waits: int = life.status()["counters"].get("restore_waits", 0) - before
+        return waits
+
+    assert waited("large") == 0
+    assert waited("small") == 1
 
 
 def test_the_child_may_die_under_a_restore_and_the_reader_recomputes_then_hits(lives: Any) -> None:
