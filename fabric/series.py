@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
@@ -122,9 +124,12 @@ def aligned(series: Iterable[Sequence[Sample]]) -> list[list[Sample]]:
 
 
 def merged(series: Iterable[Sequence[Sample]]) -> list[Sample]:
-    """Several holders' series as one: at each sampled moment the sum of everyone's latest sample."""
+    """Several holders' series as one: at each sampled moment the sum of everyone's latest sample.
+
+    Holders that began at different moments are sampled at different ones: those that belong together count as one.
+    """
     each = [list(samples) for samples in series if samples]
-    moments = sorted({sample.at_s for samples in each for sample in samples})
+    moments = _together(each)
     latest = [0] * len(each)
     found = []
     for moment in moments:
@@ -136,6 +141,25 @@ def merged(series: Iterable[Sequence[Sample]]) -> list[Sample]:
                 current.append(samples[latest[place] - 1])
         found.append(added(moment, current))
     return found
+
+
+def _together(each: Sequence[Sequence[Sample]]) -> list[float]:
+    """The moments of samples, the last of those that lie closer than holders sample themselves; the first stays.
+
+    Between two samples of others one holder's totals stand still: a rate over so short a time would be one holder's.
+    """
+    moments = sorted({sample.at_s for samples in each for sample in samples})
+    gaps_s = [median(b.at_s - a.at_s for a, b in pairwise(samples)) for samples in each if len(samples) > 2]
+    if len(each) < 2 or not gaps_s:
+        return moments
+    near_s, kept, began_s = max(gaps_s) / 2, list[float](), moments[0]
+    for moment in moments:
+        if not kept or moment - began_s >= near_s:
+            kept.append(moment)
+            began_s = moment
+        elif len(kept) > 1 or moment == moments[-1]:
+            kept[-1] = moment
+    return kept
 
 
 _TOTALS = (

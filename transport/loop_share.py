@@ -3,8 +3,8 @@
 A holder's loop serves requests, and takes in what a disk has read. Each step is short, but where those of a burst
 follow one another at once, every other request finds one before it. So what can wait stands in one line: what a
 disk tells, a core's timer, and the requests of a connection that has more of them. They have the loop one at a
-time and, while anybody else asks, it is left alone behind each for three times as long as that took: three requests
-of four find it free, and all that can wait has a quarter of it together. Where nobody else asks there are no pauses.
+time and, while anybody else asks, it is left alone behind each for six times as long as that took: six requests
+of seven find it free, and all that can wait has a seventh of it together. Where nobody else asks there are no pauses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 LIVE_S = 0.005
 """Somebody asks for so long after the last request."""
-PAUSES = 3.0
+PAUSES = 6.0
 """Length of a pause, in lengths of the turn before it."""
 PAUSE_S_MAX = 0.02
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -306,7 +307,7 @@ def test_what_is_told_of_a_request_for_the_disk_can_wait_and_of_no_other() -> No
 
     def told(number: int, **fields: bool) -> bool:
         """What the core says of the directory's answer, before it hears it."""
-        request = {"lease_s": 30.0, "wait_s": None, "min_tokens": 0, "probe": False, **fields}
+        request: dict[str, Any] = {"lease_s": 30.0, "wait_s": None, "min_tokens": 0, "probe": False, **fields}
         message = Acquire(d.name(), d.prompt(number), (ABI, ABI), ("n0",), **request)
         effects = d.core.handle(Received("client:1", message), d.now)
         (lookup,) = (effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Lookup))

@@ -47,6 +47,21 @@ def test_merged_series_add_up_at_every_moment() -> None:
     assert both[2].lost_tokens == {Reason.EVICTED: 8}
 
 
+def test_holders_that_began_at_different_moments_are_merged_once_an_interval() -> None:
+    """Else every other interval would be one holder's alone, and what another did would seem to stand still."""
+
+    def holder(first_s: float) -> list[Sample]:
+        return [Sample(at_s=first_s + 5.0 * n, requests=10 * n) for n in range(6)]
+
+    both = merged([holder(0.0), holder(1.0)])
+    assert [sample.at_s for sample in both] == [0.0, 6.0, 11.0, 16.0, 21.0, 26.0]
+    assert [sample.requests for sample in both] == [0, 20, 40, 60, 80, 100]
+    alone = merged([holder(0.0)])
+    assert [sample.at_s for sample in alone] == [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
+    apart = merged([holder(0.0), holder(2.5)])
+    assert len(apart) == 12, "halfway between is no moment of either"
+
+
 def test_a_series_file_comes_back_as_it_was_and_a_damaged_one_names_its_field(tmp_path: Path) -> None:
     path = tmp_path / "series.json"
     series = Series(

@@ -24,7 +24,7 @@ class Watch:
         return self.now
 
 
-def test_what_can_wait_pauses_three_times_as_long_as_it_worked_while_somebody_asks() -> None:
+def test_what_can_wait_pauses_as_often_as_long_as_it_worked_while_somebody_asks() -> None:
     watch = Watch()
     share = LoopShare(watch)
     share.used(0.001)
