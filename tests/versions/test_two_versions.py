@@ -22,7 +22,7 @@ import msgpack
 import pytest
 
 from kvfabric.actors.info import INFO_SCHEMA, FabricInfo
-from kvfabric.actors.lease import BARE_TOKEN_SCHEMA, Lease, LeaseRefused
+from kvfabric.actors.lease import BARE_TOKEN_SCHEMA, Lease, LeaseRefused, node_here
 from kvfabric.actors.mesh import Mesh
 from kvfabric.actors.service import Service
 from kvfabric.actors.spec import FabricSpec
@@ -234,7 +234,9 @@ def token_of(schema):
     plain = [wire.encode_plain(record, said_in) for record in (grant, member)]
     if schema > said_in:
         plain = [msgpack.packb([schema, *msgpack.unpackb(raw)[1:]]) for raw in plain]
-    return msgpack.packb([BARE_TOKEN_SCHEMA, host_identity(), "n", 1e9, plain[0], [plain[1]], written(SPEC.model)])
+    return msgpack.packb(
+        [BARE_TOKEN_SCHEMA, host_identity(), node_here() or "n", 1e9, plain[0], [plain[1]], written(SPEC.model)]
+    )
 
 
 @pytest.mark.parametrize("schema", wire.SCHEMAS_READ)
