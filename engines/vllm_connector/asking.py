@@ -1,7 +1,7 @@
 """The scheduler's half: nothing here waits for the fabric.
 
 A question is answered from what the session heard, or put off (None) while it is asked in the background, for ``LOOK_S`` at
-most. A request whose load failed is answered 0 from then on: vLLM asks again after a failure, and would load for ever.
+most. Requests with an adapter are computed until its files are digested. A request whose load failed is answered 0 from then on: vLLM asks again after a failure, and would load for ever.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 from ...actors.session import Session
 from ...fabric.identity import PromptKeys
+from ..shared.adapters import AdapterRevisions
+from ..vllm_tier.described import model_folder
 from .steps import Load, Save, Step
 
 LOOK_S = 1.0
@@ -36,9 +38,10 @@ class Asking:
     def __init__(self, session: Session, salt: bytes) -> None:
         self._session = session
         self._salt = salt
+        self._adapters = AdapterRevisions(model_folder)
         self._block_tokens = [group.unit_tokens for group in session.model.groups]
         self._requests: dict[str, _Known | None] = {}
-        """None: one whose prompt has no token ids for all of it."""
+        """None: one whose prompt has no token ids for all of it, or whose adapter is not digested."""
         self._loads: list[Load] = []
 
     def _known(self, request: Any) -> _Known | None:
@@ -49,13 +52,17 @@ class Asking:
             self._requests[name] = self._begin(request, tuple(tokens)) if usable else None
         return self._requests[name]
 
-    def _begin(self, request: Any, tokens: tuple[int, ...]) -> _Known:
+    def _begin(self, request: Any, tokens: tuple[int, ...]) -> _Known | None:
         salt = self._salt + (request.cache_salt or "").encode()
         key: dict[str, Any] = {"salt": salt}
         if request.mm_features:
             key["extra"] = [(f.mm_position.offset, f.identifier.encode()) for f in request.mm_features]
-        if request.lora_request is not None:
-            key["adapter"] = (request.lora_request.lora_name, request.lora_request.lora_path)
+        lora = request.lora_request
+        if lora is not None:
+            revision = self._adapters.revision(lora.lora_path, reloaded=lora.load_inplace)
+            if revision is None:
+                return None
+            key["adapter"] = (lora.lora_name, revision)
         return _Known(tokens, key, self._session.keys(tokens, **key))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
@@ -124,6 +131,10 @@ class Asking:
             known = self._requests.get(name)
             if known is not None:
                 known.failed = True
+
+    def close(self) -> None:
+        """End the thread that digests adapters."""
+        self._adapters.close()
 
     def finished(self, request: str) -> None:
         """Forget a request."""

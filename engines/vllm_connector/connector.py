@@ -131,6 +131,8 @@ class KvFabricConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self._moving is not None:
             self._moving.close()
+        if self._asking is not None:
+            self._asking.close()
         if self._session is not None:
             self._session.close()
 

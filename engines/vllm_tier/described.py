@@ -1,6 +1,6 @@
 """What vLLM's block hash leaves out, as plain data.
 
-The hash covers tokens, images and audio (by their content's hash), LoRA names and cache salts. Three models hash one
+The hash covers tokens, images and audio (by their content's hash), LoRA names and paths, and cache salts. Three models hash one
 prompt equally. So whatever else decides about a block's bytes is said here and digested into the blocks' namespace.
 """
 

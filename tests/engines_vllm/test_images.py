@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import pytest
 
 import kvfabric
 
+from ..actors.stories import eventually
+from ..engines_shared.test_adapters import write_adapter
 from .conftest import Site, prompt
 
 # vLLM, imported in this process, warns of what it uses itself.
@@ -82,10 +84,40 @@ def test_in_the_connector_another_image_is_a_miss_from_its_block_on(site: Site) 
         assert session.probe(keys("cat")).tokens == 128
         assert session.probe(keys("dog")).tokens == 32
         assert session.probe(keys("cat", "another tenant")).tokens == 0
-        lora = SimpleNamespace(lora_name="a", lora_path="b")
-        plain = request("cat")
-        plain.lora_request = lora
-        asking.finished(plain.request_id)
-        known = asking._known(plain)
-        assert known is not None
-        assert session.probe(known.keys).tokens == 0
+        asking.close()
+
+
+def test_in_the_connector_an_adapter_counts_by_its_files_and_is_computed_until_they_are_digested(
+    site: Site, tmp_path: Path
+) -> None:
+    from vllm.lora.request import LoRARequest
+
+    from kvfabric.engines.vllm_connector.asking import Asking
+
+    group = {"name": "g0", "kind": "compressed_history", "block_tokens": 32, "block_bytes": 4096}
+    with (
+        kvfabric.launch({"model": {"groups": [group]}, "memory_bytes": 4 << 20}, name="adapters"),
+        kvfabric.connect("adapters") as session,
+    ):
+        asking = Asking(session, b"salt")
+
+        def keys(lora: Any) -> Any:
+            plain = request("cat")
+            plain.lora_request = lora
+            asking.finished(plain.request_id)
+            known = asking._known(plain)
+            return None if known is None else known.keys
+
+        write_adapter(tmp_path, 1.0)
+        lora = LoRARequest("tuned", 1, str(tmp_path))
+        assert keys(lora) is None, "nobody waits for its digest"
+        tuned = eventually(lambda: keys(lora), bool)
+        objects = {"g0": {i: np.full(4096, i, np.uint8) for i in range(4)}}
+        assert session.publish(tuned, objects).ok
+        assert session.probe(keys(lora)).tokens == 128
+        assert session.probe(keys(None)).tokens == 0, "without the adapter it is another prompt"
+        write_adapter(tmp_path, 2.0)
+        again = LoRARequest("tuned", 1, str(tmp_path), load_inplace=True)
+        assert keys(again) is None
+        assert session.probe(eventually(lambda: keys(lora), bool)).tokens == 0, "trained on, under its name and path"
+        asking.close()
