@@ -153,8 +153,8 @@ class Books(Lives):
     def _own(self, obj: Obj, slot: int) -> None:
         self.owner[slot] = obj
         self.uses[slot] = 0
-        self.admission.charge(obj)
         obj.slot, obj.books = slot, self
+        self.admission.charge(obj)
         obj.version = self.arena.begin_write(slot)
         self.versions[slot] = obj.version
         self._keep_from_others(obj)

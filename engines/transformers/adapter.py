@@ -80,6 +80,8 @@ def connect(
     """
     check_model(model, geometry)
     prove_complete(model, geometry)
+    with connect_session(name) as served:  # first: passports of groups that it does not have say less
+        check_session(served, geometry)
     session = connect_session(
         name,
         weights_revision=weights_revision(model) if weights is None else weights,

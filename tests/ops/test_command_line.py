@@ -90,7 +90,6 @@ WRONG = {
     "replay --trace {deep}": "{deep}:1: not one JSON object",
     "replay --requests 1000000 --series /dev/null/series": "/dev/null/series: cannot be written",
     "spec from-hf {deep}": "{deep}: not JSON",
-    "status --address 127.0.0.1:1": "no Ray cluster is reached at '127.0.0.1:1'",
 }
 
 
@@ -108,10 +107,20 @@ def test_a_mistake_is_told_in_one_line_that_names_it(
     with pytest.raises(SystemExit) as ended:
         cli.main(line.format(**files).split())
     said = capsys.readouterr().err
-    assert ended.value.code == (cli.UNREACHABLE if "--address" in line else cli.USAGE)
+    assert ended.value.code == cli.USAGE
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert WRONG[line].format(**files) in said
+
+
+def test_an_address_at_which_no_cluster_listens_is_told_in_one_line() -> None:
+    # In a process of its own: one that is connected to a cluster stays with it.
+    ran = subprocess.run(
+        [*KVFABRIC, "status", "--address", "127.0.0.1:1"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == cli.UNREACHABLE
+    assert ran.stderr.startswith("error: no Ray cluster is reached at '127.0.0.1:1'")
+    assert ran.stderr.count("\n") == 1
 
 
 def test_a_models_commands_take_the_spec_of_a_fabric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ import yaml
 from kvfabric.actors.embedded import EmbeddedCluster
 from kvfabric.actors.fabric import fabrics, launch
 from kvfabric.actors.spec import FabricSpec
-from kvfabric.fabric.metrics import COMMON_LABELS, FAMILY_OF
+from kvfabric.fabric.metrics import exported_series
 from kvfabric.ops.cli import main
 
 if TYPE_CHECKING:
@@ -142,10 +142,11 @@ def settings(block: Block) -> str | None:
 
 def series(block: Block) -> str | None:
     """A query names series that are exported, and labels that they have."""
+    known = {name: set(labels) for name, _, labels in exported_series()}
     for name, labels in re.findall(r"ray_(kvfabric_\w+)(?:\{([^}]*)\})?", block.body):
-        if name not in FAMILY_OF:
+        if name not in known:
             return f"{name} is not exported"
-        unknown = set(re.findall(r"(\w+)=", labels)) - {*FAMILY_OF[name].labels, *COMMON_LABELS}
+        unknown = set(re.findall(r"(\w+)=", labels)) - known[name]
         if unknown:
             return f"{name} has no label {', '.join(sorted(unknown))}"
     return None
