@@ -72,7 +72,7 @@ class TransportSpec(Section):
     leaves the choice to UCX, and what is named here wins over the environment. ``tcp_host``: the address the plain
     TCP link listens on. ``numa_node``: where a holder's memory and threads stay; a list names one for each holder of a
     node, in their order (GPU by GPU); without it the kernel decides. ``awake_us``: how long a session polls for a
-    reply, and a holder for the next request, before it sleeps, where that pays (microseconds; 0: never).
+    reply, and a holder for the next request, before it sleeps, where that pays (microseconds; 0, the default: never).
     """
 
     links: tuple[Literal["shared_memory", "nixl", "tcp"], ...] = ("shared_memory", "nixl", "tcp")

@@ -12,8 +12,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-AWAKE_S = 0.0004
-"""How long a wait stays awake, where nobody says otherwise."""
+AWAKE_S = 0.0
+"""How long a wait stays awake, where nobody says otherwise: it takes cores that others may need."""
 ASLEEP_MAX = 63
 TAKEN_S = 0.00005
 """Two looks so far apart had somebody else on the core in between."""
