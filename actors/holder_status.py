@@ -59,9 +59,20 @@ def holder_status(holder: Holder) -> dict[str, Any]:
         "moved_bytes": dict(holder.transfers.moved),
         "link_of": holder.transfers.last_link,
         "counters": dict(ctx.counters),
+        "lost_tokens": _lost(holder),
         "costs": None if ctx.planning is None else ctx.planning.known(),
         "placed_copies": {"prefixes": len(holder.core.copies.copies), "bytes": holder.core.copies.placed_bytes},
     }
+
+
+def _lost(holder: Holder) -> list[dict[str, Any]]:
+    """Tokens promised by hashes and not granted, by cause, the most first."""
+    tally = holder.core.ctx.tally
+    return [
+        {"kind": kind, "reason": reason, "tokens": tokens, "requests": tally.cut_requests[kind, reason]}
+        for (kind, reason), tokens in tally.cut_tokens.most_common()
+        if tokens
+    ]
 
 
 def _quarantined(books: Books) -> int:
@@ -92,7 +103,13 @@ def _host_status(holder: Holder) -> dict[str, Any] | None:
         return None
     names = [g.name for g in holder.spec.model.groups]
     pools = [
-        {"group": names[group], "shard": shard, "slots": pool.slots, "free": len(pool.free)}
+        {
+            "group": names[group],
+            "shard": shard,
+            "slots": pool.slots,
+            "free": len(pool.free),
+            "slot_bytes": holder.spec.model.groups[group].block_bytes,
+        }
         for (group, shard), pool in host.pools.pools.items()
     ]
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,6 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...fabric.metrics import STAGES
+from ...transport.disk.protocol import Health
+
+CAUSES_SHOWN = 5
+_STYLES = {Health.OK: "green", Health.STARTING: "yellow"}
 
 _COUNTERS = {
     "asked": "asked_tokens_total",
@@ -55,13 +59,22 @@ def pools_by_kind(status: Mapping[str, Any]) -> dict[str, Counter[str]]:
     return found
 
 
+def lost_by_cause(status: Mapping[str, Any]) -> Counter[tuple[str, str]]:
+    """Tokens promised by hashes and not granted, by kind and reason, over all holders."""
+    found: Counter[tuple[str, str]] = Counter()
+    for holder in status["holders"]:
+        for one in holder.get("lost_tokens", ()):
+            found[one["kind"], one["reason"]] += one["tokens"]
+    return found
+
+
 def tables(status: Mapping[str, Any], *lines: RenderableType) -> RenderableType:
     """Everything at a glance: what concerns all of it first, for a terminal may have too few rows for every process.
 
     ``lines``: more of that kind.
     """
-    parts = [_head(status), *lines, _funnel(status), _pools(status), _work(status), _processes(status)]
-    return Group(*parts)
+    parts = [_head(status), *lines, _funnel(status), _lost(status), _pools(status), _tiers(status), _work(status)]
+    return Group(*(part for part in parts if part is not None), _processes(status))
 
 
 def _head(status: Mapping[str, Any]) -> RenderableType:
@@ -110,6 +123,42 @@ def _pools(status: Mapping[str, Any]) -> Table:
     for kind, of in sorted(pools_by_kind(status).items()):
         table.add_row(kind, *(f"{of[name]:,}" for name in ("slots", "free", "evictable", "held")), size(of["bytes"]))
     return table
+
+
+def _lost(status: Mapping[str, Any]) -> Table | None:
+    lost = lost_by_cause(status)
+    if not lost:
+        return None
+    table = _table("why tokens that hashes promise were not granted", "reason", "kind", "tokens", "of all")
+    for (kind, reason), tokens in lost.most_common(CAUSES_SHOWN):
+        table.add_row(reason, kind, f"{tokens:,}", f"{tokens / lost.total():.1%}")
+    return table
+
+
+def _tiers(status: Mapping[str, Any]) -> Table | None:
+    """Host memory, disk and store of each holder that has them: how they are, and how full."""
+    table = _table("tiers", "holder", "tier", "state", "held", "of")
+    for holder in status["holders"]:
+        for tier, state, held, of in _tiers_of(holder):
+            table.add_row(holder["address"], tier, state, size(held), size(of))
+    return table if table.row_count else None
+
+
+def _tiers_of(holder: Mapping[str, Any]) -> Iterator[tuple[str, Text, int, int]]:
+    pools = (holder.get("host_memory") or {}).get("pools", ())
+    if pools:
+        held = sum((pool["slots"] - pool["free"]) * pool["slot_bytes"] for pool in pools)
+        yield "host memory", Text("ok", style="green"), held, sum(pool["slots"] * pool["slot_bytes"] for pool in pools)
+    disk = holder.get("disk")
+    for name, tier in (("disk", disk), ("store", (disk or {}).get("store"))):
+        if tier:
+            yield name, _health(tier), tier["used_bytes"], tier["bytes_max"]
+
+
+def _health(tier: Mapping[str, Any]) -> Text:
+    if tier["state"] in _STYLES:
+        return Text(tier["state"], style=_STYLES[tier["state"]])
+    return Text(": ".join(word for word in (tier["state"], tier["detail"]) if word), style="red")
 
 
 def _work(status: Mapping[str, Any]) -> Table:

@@ -61,6 +61,24 @@ def test_status_names_the_stages_and_both_rates(
         assert word in out
 
 
+def test_status_says_why_tokens_that_hashes_promise_were_not_granted(
+    fabric: Fabric, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = stories.prompt("short of windows")
+    objects = stories.objects(session.model, mine)
+    assert session.publish(mine, {**objects, "swa": {}}).ok
+    answer = session.acquire(mine)
+    assert answer.cause is not None
+    holders = asked(capsys, "status")["holders"]
+    lost = {(one["kind"], one["reason"]): one for holder in holders for one in holder["lost_tokens"]}
+    mine_lost = lost[answer.cause.kind, answer.cause.reason]
+    assert mine_lost["tokens"] >= answer.hash_tokens - answer.tokens > 0
+    assert mine_lost["requests"] >= 1
+    _, out, _ = run(capsys, "status")
+    assert "why tokens that hashes promise were not granted" in out
+    assert re.search(rf"{answer.cause.reason} +{answer.cause.kind} +[\d,]+ +[\d.]+%", out)
+
+
 def test_top_looks_as_often_as_it_is_told(fabric: Fabric, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "top", "--times", "2", "--every", "0.1")
     assert (status, err) == (0, "")
