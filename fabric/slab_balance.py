@@ -4,7 +4,7 @@ What a pool lost is what would have been a hit with more of it (:mod:`losses`). 
 rate, so a slab goes from where it saves least to where it saves most, as long as the difference is clear and lasts:
 
 * the taker lost ``SHARE_MIN`` of what was hit or lost in that time, and ``RATIO`` times what the giver did;
-* after each move evidence is gathered anew;
+* after each move evidence is gathered anew; a pool that has many slabs takes or gives a few of them in one move;
 * who took gives none, and who gave takes none, for its rest: ``REST_S`` at first, doubled with every turn against the one
   before, so that where the split is right as it is, moving back and forth dies out;
 * every pool keeps its floor: ``FLOOR_SHARE`` of what it began with and at least one slab, so that no kind is starved out.

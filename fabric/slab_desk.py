@@ -30,18 +30,21 @@ COPIES_MAX = 64
 PATIENCE_S = 30.0
 """How long a slab may take to become empty."""
 RETRY_S = 0.25
+STEP_SHARE = 1 / 12
+"""By how much a pool may grow, or shrink, on the same evidence, beyond one slab: many small slabs follow a mix as fast as few."""
 EVIDENCE_LIVES = 8.0
 """How old evidence may get that was not enough for a move, in times for which it is gathered at least."""
 
 
 @dataclass(slots=True)
 class Giving:
-    """A slab on its way from one pool to another."""
+    """A slab on its way from one pool to another. ``more``: slabs that follow it on the same evidence."""
 
     slab: int
     giver: Key
     taker: Key
     until_s: float
+    more: int
 
 
 class SlabDesk:
@@ -82,7 +85,8 @@ class SlabDesk:
             hits = self._hits() - self._hits_before
             found = choose(list(self.stakes.values()), hits, now)
             if found is not None:
-                self._begin(*found)
+                giver, taker = found
+                self._begin(giver.key, taker.key, more=int(min(giver.slabs, taker.slabs) * STEP_SHARE))
             if found is not None or now >= self._since_s + EVIDENCE_LIVES * self.ctx.config.slab_gather_s:
                 self._anew()
         self._wake()
@@ -98,12 +102,12 @@ class SlabDesk:
 
     # --- emptying ------------------------------------------------------------------------------
 
-    def _begin(self, giver: Stake, taker: Stake) -> None:
-        slab = self._emptiest(giver.key)
+    def _begin(self, giver: Key, taker: Key, *, more: int) -> None:
+        slab = self._emptiest(giver)
         if slab is None:
             return
-        self.giving = Giving(slab, giver.key, taker.key, self.ctx.now + PATIENCE_S)
-        self.ctx.books.pools[giver.key].close(self.ctx.books.slabs.slots(giver.key, slab))
+        self.giving = Giving(slab, giver, taker, self.ctx.now + PATIENCE_S, more)
+        self.ctx.books.pools[giver].close(self.ctx.books.slabs.slots(giver, slab))
         self._go_on()
 
     def _emptiest(self, key: Key) -> int | None:
@@ -141,6 +145,8 @@ class SlabDesk:
             if books.last_tenants is not None:
                 books.last_tenants |= dict.fromkeys(coming, NOBODY)
             self._end("slabs_moved")
+            if giving.more and len(books.slabs.of(giving.giver)) > self.stakes[giving.giver].floor:
+                self._begin(giving.giver, giving.taker, more=giving.more - 1)
         elif self.ctx.now >= giving.until_s or self.ctx.draining:
             self._end("slabs_kept")
         else:
