@@ -31,7 +31,7 @@ install:
 	@scripts/install engines,dev
 
 test: install
-	$(VENV)/bin/python -m pytest -m "not long and not engines" $(PYTEST)
+	@scripts/test $(PYTEST)
 
 test-long: install
 	$(VENV)/bin/python -m pytest -m "long and not engines" $(HOURS) $(PYTEST)

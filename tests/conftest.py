@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 
@@ -44,3 +45,32 @@ def pytest_unconfigure() -> None:
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+TESTS = Path(__file__).parent
+CORE = ("fabric", "oracle", "policies", "replay", "simulate")
+"""Folders whose tests need neither Ray nor another process, nor look at a clock: they may run beside the others."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=("core", "rest"), help="run the tests of the pure core, or all others")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out folders of the other part before they are imported."""
+    return True if _of_the_other_part(collection_path, config) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The same for files that were named one by one."""
+    left_out = [item for item in items if _of_the_other_part(item.path, config)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _of_the_other_part(path: Path, config: pytest.Config) -> bool:
+    part = config.getoption("--part")
+    if part is None or path == TESTS or not path.is_relative_to(TESTS):
+        return False
+    return (path.relative_to(TESTS).parts[0] in CORE) is not (part == "core")
