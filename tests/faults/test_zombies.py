@@ -82,7 +82,8 @@ def test_a_source_that_stands_still_in_mid_transfer_is_replaced_and_reaches_noth
         late = read(answer, reader, tokens)
         if late < RESUME:
             assert answer.cause is not None
-            assert answer.cause.reason in {Reason.TRANSFER_FAILED, Reason.HOLDER_LOST}
+            # On a busy machine the reader's own right to grant, so short here, may have run out meanwhile.
+            assert answer.cause.reason in {Reason.TRANSFER_FAILED, Reason.HOLDER_LOST, Reason.NOT_GRANTING}
         eventually(old_lease.check, lambda reason: reason is Reason.HOLDER_LOST, within_s=10.0)
         successor = eventually(
             lambda: next((h for h in brief.holders(0) if h["incarnation"] > zombie["incarnation"]), None), within_s=30.0
