@@ -36,6 +36,7 @@ from .story import (
     Swap,
     expected_of,
 )
+from .world import layout_of, slots_needed
 
 PROBLEMS_MAX = 50
 STEPS_MAX = 10_000
@@ -79,7 +80,11 @@ class _Checker:
             _References(self, model, nodes).judge(steps)
         if self.problems or model is None:
             raise InvalidFile(self.problems[:PROBLEMS_MAX])
-        return Story(self.source.file, head.scenario, head.source, model, nodes, steps)
+        story = Story(self.source.file, head.scenario, head.source, model, nodes, steps)
+        self._memory(story)
+        if self.problems:
+            raise InvalidFile(self.problems[:PROBLEMS_MAX])
+        return story
 
     def _record(self, record: type[Record], data: Any, path: Path_) -> Any:
         """A record from plain data; None after noting what is wrong."""
@@ -90,6 +95,16 @@ class _Checker:
                 where: Path_ = (*path, *(part for part in one["loc"] if not _is_tag(part)))
                 self.problem(where, _reason(one["type"], one["msg"]))
             return None
+
+    def _memory(self, story: Story) -> None:
+        """Whether there is enough on each node to be shared in slabs."""
+        slots = slots_needed(story)
+        for name, node in story.nodes.items():
+            of_node = {group.name: slots[name, group.name] for group in story.model.groups}
+            try:
+                layout_of(story.model, (0,), of_node, node)
+            except SpecError as error:
+                self.problem(("nodes", name, "capacity"), str(error))
 
     def _model(self, data: dict[str, Any]) -> ModelSpec | None:
         weights = data.get("weights")
@@ -197,6 +212,8 @@ class _References:
                 checker.problem(("nodes", name, "host_memory"), "either all groups have slots there or none")
         if len({tuple(sorted(node.host_memory.items())) for node in nodes.values()}) > 1:
             checker.problem(("nodes",), "host_memory: the nodes of one story have equally much of it")
+        if len({node.slabs for node in nodes.values()}) > 1:
+            checker.problem(("nodes",), "slabs: all nodes of one story share their memory in slabs, or none does")
 
     def judge(self, steps: tuple[Step, ...]) -> None:
         for step in steps:

@@ -31,7 +31,7 @@ from ...actors.clock import Clock
 from ...actors.embedded import EmbeddedCluster
 from ...actors.fabric import Fabric, launch
 from ...actors.spec import FabricSpec
-from ...actors.spec_sections import DiskSpec, TransportSpec
+from ...actors.spec_sections import DiskSpec, SlabSpec, TransportSpec
 from ...actors.supervisor import DIRECTORY as DIRECTORY_ADDRESS
 from ...fabric.arena import Arena
 from ...fabric.doors import Corrupt, InjectFault, Rest, TellAll
@@ -473,6 +473,7 @@ def _spec_of(story: Story, resources: dict[str, str], disk: Path) -> FabricSpec:
         },
         host_memory_bytes=HOST_MEMORY_BYTES if host_slots else None,
         host_slots=host_slots,
+        slabs=SlabSpec() if any(node.slabs for node in story.nodes.values()) else None,
         node_resource=tuple(resources.values()),
         holders_per_node=min(SHARED_HOLDERS_MAX, story.model.shards),
         # A disk costs a process a holder: only what could ever be on it needs one.

@@ -29,6 +29,7 @@ class Place:
     seat: Seat
     layout: ArenaLayout
     faults: Faults
+    slab_shares: tuple[int, ...] = ()
     disk: Disk = field(default_factory=Disk)
     incarnation: int = 0
 

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from ...fabric import wire
-from ...fabric.arena import Arena, ArenaLayout, PoolLayout, heap_arena
+from ...fabric.arena import Arena, heap_arena
 from ...fabric.context import HolderConfig
 from ...fabric.directory import DirectoryCore
 from ...fabric.effects import (
@@ -39,14 +39,14 @@ from ...fabric.effects import (
 )
 from ...fabric.holder import HolderCore
 from ...fabric.identity import weights_digest16
-from ...fabric.kinds import ProtocolError, Tier
+from ...fabric.kinds import ProtocolError
 from ...fabric.messages import EventsSeen, GrantUntil, HolderGone, SetWeights, StoreBegin, StoreBegun
 from ...fabric.model import ModelSpec
 from ...policies.planning import planning_of
 from .faults import Faults
 from .machine import Life, Place
 from .story import DIRECTORY, Fault, How, Story, Where
-from .world import Books, Hung, Seat, Victim, seats_of, slots_needed
+from .world import Books, Hung, Seat, Victim, layout_of, seats_of, slots_needed
 
 DIRECTORY_ADDRESS = "directory:0"
 SUPERVISOR = "supervisor"
@@ -104,8 +104,9 @@ class PureWorld:
         slots = slots_needed(story)
         for node, seats in self._seats.items():
             for seat in seats:
-                layout = _layout(self.model, seat, slots, node, story.nodes[node].host_memory)
-                self._places[seat.holder] = Place(node, seat, layout, self._faults[node])
+                of_node = {group.name: slots[node, group.name] for group in self.model.groups}
+                layout, shares = layout_of(self.model, seat.shards, of_node, story.nodes[node])
+                self._places[seat.holder] = Place(node, seat, layout, self._faults[node], shares)
         self._start_directory()
         for holder in self._places:
             self._start_holder(holder)
@@ -340,6 +341,7 @@ class PureWorld:
             verify_always=True,
             lease_s_max=PATIENCE_S,
             attempt_ttl_s=PATIENCE_S,
+            slab_shares=place.slab_shares,
         )
         core = HolderCore(
             config,
@@ -432,15 +434,3 @@ class PureWorld:
 
     def close(self) -> None:
         """Nothing outlives this world."""
-
-
-def _layout(
-    model: ModelSpec, seat: Seat, slots: dict[tuple[str, str], int], node: str, host_slots: dict[str, int]
-) -> ArenaLayout:
-    """A holder's arena: a pool a group and shard, and with host slots one of host memory below each."""
-    groups = [(g, group, s) for g, group in enumerate(model.groups) for s in seat.shards]
-    readers = Tier.G1 if host_slots else Tier.G2
-    pools = [PoolLayout(g, s, slots[node, group.name], group.block_bytes, readers) for g, group, s in groups]
-    if host_slots:
-        pools += [PoolLayout(g, s, host_slots[group.name], group.block_bytes, Tier.G2) for g, group, s in groups]
-    return ArenaLayout(pools)

@@ -455,10 +455,12 @@ class Node(Record):
 
     ``host_memory`` is this project's own key, no part of the shared format: slots a group and shard of host
     memory below what readers map there. What is swapped out then goes there before it goes to disk.
+    So is ``slabs``: the groups share what their slots take there, slab by slab.
     """
 
     capacity: dict[str, Slots] = Field(default_factory=dict)
     host_memory: dict[str, Slots] = Field(default_factory=dict)
+    slabs: Annotated[bool, Strict()] = False
 
 
 @dataclass(frozen=True, slots=True)

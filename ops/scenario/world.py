@@ -7,14 +7,16 @@ slots, and faults to where they belong.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...fabric.arena import Arena
+from ...fabric.arena import Arena, ArenaLayout, PoolLayout
+from ...fabric.budget import in_slabs
+from ...fabric.kinds import Tier
 from ...fabric.messages import StoreBegun
 from ...fabric.model import ModelSpec
-from .story import Acquire, Extend, Fault, How, Store, Story, Where
+from .story import Acquire, Extend, Fault, How, Node, Store, Story, Where
 
 SHARED_HOLDERS_MAX = 4
 """Holders a node has at most; with more shards each owns several."""
@@ -129,6 +131,21 @@ def seats_of(model: ModelSpec, node: str) -> tuple[Seat, ...]:
         return (Seat(node, tuple(range(model.shards))),)
     bounds = [model.shards * i // count for i in range(count + 1)]
     return tuple(Seat(f"{node}.{i}", tuple(range(bounds[i], bounds[i + 1]))) for i in range(count))
+
+
+def layout_of(
+    model: ModelSpec, shards: Sequence[int], slots: Mapping[str, int], node: Node
+) -> tuple[ArenaLayout, tuple[int, ...]]:
+    """A holder's arena, and how many slabs each pool has at first: a pool a group and shard, and with host slots one of
+    host memory below each. ``slots``: by group. Raises SpecError where they are too few to share slabs.
+    """
+    groups = [(g, group, s) for g, group in enumerate(model.groups) for s in shards]
+    readers = Tier.G1 if node.host_memory else Tier.G2
+    pools = [PoolLayout(g, s, slots[group.name], group.block_bytes, readers) for g, group, s in groups]
+    if node.host_memory:
+        pools += [PoolLayout(g, s, node.host_memory[group.name], group.block_bytes, Tier.G2) for g, group, s in groups]
+    layout = ArenaLayout(pools)
+    return in_slabs(layout) if node.slabs else (layout, ())
 
 
 def slots_needed(story: Story) -> dict[tuple[str, str], int]:

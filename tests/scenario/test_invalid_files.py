@@ -169,6 +169,18 @@ def test_host_memory_is_of_all_groups_and_all_nodes(tmp_path: Path) -> None:
         assert {field for _, field, _ in problems_of(write(tmp_path, text))} == fields
 
 
+def test_slabs_are_of_all_nodes_and_need_more_than_a_slot_each(tmp_path: Path) -> None:
+    for nodes, fields in (
+        ("n0: {slabs: true}, n1: {}", {"nodes"}),
+        ("n0: {slabs: 1}", {"nodes.n0.slabs"}),
+        ("n0: {capacity: {kv: 1, ssm: 1}, slabs: true}", {"nodes.n0.capacity"}),
+    ):
+        text = HEAD.replace("n0: {}, n1: {capacity: {kv: 100}}", nodes)
+        assert {field for _, field, _ in problems_of(write(tmp_path, text))} == fields
+    enough = HEAD.replace("n0: {}, n1: {capacity: {kv: 100}}", "n0: {capacity: {kv: 2, ssm: 1}, slabs: true}")
+    assert load_story(write(tmp_path, enough)).nodes["n0"].slabs
+
+
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
