@@ -32,6 +32,7 @@ from ..fabric.messages import (
     Cancel,
     Computed,
     Done,
+    Generated,
     LeaseGrant,
     Mark,
     Park,
@@ -43,6 +44,7 @@ from ..fabric.passport import Abi, AbiPassport
 from ..fabric.planner import View
 from ..fabric.ranking import NodeRank, rank_nodes
 from ..fabric.replay import shortest_replay_tokens
+from ..fabric.requests import refusal_of
 from ..fabric.room import RETAIN_S_MAX, RETAIN_WEIGHT_MAX
 from ..fabric.supervisor import SUPERVISOR
 from ..fabric.tally import AuditOutcome
@@ -288,6 +290,20 @@ class Session(Storing):
             except HolderLost:
                 reached = False
         return reached
+
+    def generated(self, tokens: Any, output_tokens: int, **key: Any) -> None:
+        """Tell how long the output of a prompt became, once it ended; returns at once.
+
+        The default eviction policy learns from it which prompts come back. ``key`` as in the prompt's ``acquire``; keys
+        of the prompt (``session.keys``) will do. Raises FabricError for a number of tokens that is none.
+        """
+        keys = self._prompts.keys(tokens, key)
+        message = Generated(request_id(), keys.prompt, output_tokens)
+        if (refusal := refusal_of(message, self.model)) is not None:
+            raise FabricError(refusal)
+        for holder in sorted(set(self._holders.readers) - {""}):
+            with contextlib.suppress(HolderLost):  # its successor learns anew
+                self._holders.client(holder).tell(message)
 
     def computed(self, tokens: int, seconds: float, *, replay: bool = False) -> None:
         """Tell how long computing so many tokens took: by prefill, or by a replay of windows and tails.

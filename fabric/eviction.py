@@ -11,7 +11,7 @@ call speaks of many objects. One object of it serves one life of one holder.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,14 @@ class Eviction(Protocol):
 
     def values(self, slots: Slots, count: int, now_s: float) -> Values:
         """What each slot's object is worth, of shape (len(slots),): about ``count`` of the least will leave."""
+
+
+@runtime_checkable
+class HearsOutputs(Protocol):
+    """An :class:`Eviction` that wants to know how long the outputs were that followed prompts."""
+
+    def generated(self, slots: Slots, output_tokens: int, now_s: float) -> None:
+        """A prompt's output became so long; ``slots``: its last object in memory of each group and shard."""
 
 
 EvictionFactory = Callable[[Sequence[PoolShape]], Eviction]

@@ -60,6 +60,7 @@ from .messages import (
     Drop,
     EventsSeen,
     Found,
+    Generated,
     GrantUntil,
     GraphIdle,
     GraphRegister,
@@ -185,6 +186,7 @@ class HolderCore:
             Computed: self._computed,
             Park: self._park,
             Retain: self._retain,
+            Generated: self._generated,
             GraphRegister: self.graphs.register,
             GraphIdle: self.graphs.idle,
             StoreBegin: self.stores.begin,
@@ -518,6 +520,10 @@ class HolderCore:
         else:
             books.retain(message.prompt, message.weight, message.ttl_s)
         self.ctx.send(client, Done(message.request, refused, ""))
+
+    def _generated(self, client: str, message: Generated) -> None:
+        self.ctx.books.generated(message.prompt, message.output_tokens)
+        self.ctx.send(client, Done(message.request, None, ""))
 
     def _mate_gone(self, message: HolderGone) -> None:
         """A holder died: a lease that it shared is over on every rank, but for what a graph may still read.

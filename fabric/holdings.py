@@ -11,7 +11,8 @@ from .admission import AdmissionBook, ByteLimit, TenantQuota
 from .arena import Arena
 from .claims import Slots, every
 from .columns import bits_of, column_of, entry_of
-from .eviction import EvictionFactory, LeastRecentlyUsed, PoolShape
+from .eviction import EvictionFactory, HearsOutputs, LeastRecentlyUsed, PoolShape
+from .identity import DIGEST_BYTES
 from .kinds import ObjectKind
 from .lifecycle import State
 from .losses import Losses
@@ -26,6 +27,9 @@ from .writing import DiskAdmission
 
 NOBODY = "\0"
 """Who last had a slot that came from another pool: no tenant is called that."""
+
+LAST_LOOKED = 64
+"""So many of a prompt's last objects are looked for until one of them is there."""
 
 _NOTHING: dict[bytes, int] = {}
 
@@ -112,7 +116,9 @@ class Holdings:
         self.taken_over: Callable[[Obj], None] = lambda _: None
         """Told of an object that has the copies below of another from here on."""
         self.shapes = _shapes(model, self.pools.values())
-        self.leaving = RoomBook.of(self, eviction(tuple(self.shapes.values())), slots)
+        policy = eviction(tuple(self.shapes.values()))
+        self.leaving = RoomBook.of(self, policy, slots)
+        self._hears_outputs = policy if isinstance(policy, HearsOutputs) else None
         self.losses = Losses(model, self.leaving.structure.prefix)
         self.quarantined_bytes: Counter[ObjectKind] = Counter()
         """Of slots that foreign bytes may still reach."""
@@ -160,6 +166,29 @@ class Holdings:
                     slots = np.array(there, dtype=np.int64)
                     self.leaving.retained.keep(slots, weight, self.now_s, ttl_s)
         self.leaving.again()
+
+    def generated(self, prompt: Prompt, output_tokens: int) -> None:
+        """The output that followed a prompt became so long: a policy that wants to know is told."""
+        if self._hears_outputs is None:
+            return
+        keys, found = dict(prompt.keys), []
+        for group, spec in enumerate(self.model.groups):
+            blob = keys.get(spec.unit_tokens, b"")
+            for shard in self.shards:
+                last = self._last_of(group, shard, blob)
+                if last >= 0:
+                    found.append(last)
+        if found:
+            self._hears_outputs.generated(np.array(found, dtype=np.int64), output_tokens, self.now_s)
+
+    def _last_of(self, group: int, shard: int, blob: bytes) -> int:
+        """The slot of the last usable object in memory among the last few of these digests; -1: none is."""
+        get = self.ready.get((group, shard), _NOTHING).get
+        for end in range(len(blob), max(len(blob) - LAST_LOOKED * DIGEST_BYTES, 0), -DIGEST_BYTES):
+            slot = get(blob[end - DIGEST_BYTES : end], -1)
+            if slot >= 0:
+                return slot
+        return -1
 
     def locate(self, group: int, shard: int, digests: Sequence[bytes]) -> list[int]:
         """The slots of usable objects in memory, by digest; -1 for what is elsewhere or nowhere."""

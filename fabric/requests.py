@@ -21,6 +21,7 @@ from .messages import (
     Cancel,
     Computed,
     Drop,
+    Generated,
     GraphIdle,
     GraphRegister,
     Lookup,
@@ -180,6 +181,14 @@ def _retain(record: Retain, model: ModelSpec) -> str | None:
     return _prompt(record.prompt) or _seconds(record.ttl_s, "ttl_s", least_exclusive=True)
 
 
+def _generated(record: Generated, model: ModelSpec) -> str | None:
+    del model
+    told = record.output_tokens
+    if not 0 <= told <= PROMPT_TOKENS_MAX:
+        return f"output_tokens: {told} is no number of tokens"
+    return _prompt(record.prompt)
+
+
 def _renew(record: Renew, model: ModelSpec) -> str | None:
     del model
     return _seconds(record.lease_s, "lease_s", least_exclusive=True)
@@ -251,6 +260,7 @@ _CHECKS: dict[type, Check] = {
     Cancel: _any,
     Computed: _computed,
     Drop: _moving,
+    Generated: _generated,
     GraphIdle: _any,
     GraphRegister: _graph_register,
     Lookup: _lookup,

@@ -27,8 +27,8 @@ Ints = npt.NDArray[np.int64]
 TURNS = 4
 """Classes of turn: who continues nothing, the first who continues that, the second, and all later ones."""
 PER_OCTAVE = 3
-RUNS = 9 * PER_OCTAVE
-"""Classes of how many objects a visit stored: three an octave, up to 512."""
+RUNS = 1 + 9 * PER_OCTAVE
+"""Classes of how many objects a visit stored: none, and three an octave, up to 512."""
 CLASSES = TURNS * RUNS
 EDGES_S: Floats = np.concatenate([[0.0], np.geomspace(4.0, 2048.0, 12)])
 """Ages at which the classes of age begin."""
@@ -50,7 +50,7 @@ FADE = 0.9999
 
 def class_of(turn: int, run: int) -> int:
     """The class of a visit of this turn that stored so many objects."""
-    return turn * RUNS + min(RUNS - 1, int(PER_OCTAVE * math.log2(max(run, 1))))
+    return turn * RUNS + (min(RUNS - 1, 1 + int(PER_OCTAVE * math.log2(run))) if run else 0)
 
 
 class Seen(NamedTuple):
@@ -85,7 +85,7 @@ def hazards(seen: Seen) -> Floats:
     exposed_s = seen.exposed_s.reshape(TURNS, RUNS, -1)
     shape = _shapes(uses.sum(axis=1), exposed_s.sum(axis=1))
     expected = (exposed_s * shape[:, None, :]).sum(axis=2)
-    own = (_smoothed(uses.sum(axis=2)) + OWED_CLASS_USES) / (_smoothed(expected) + OWED_CLASS_USES)
+    own = (smoothed(uses.sum(axis=2)) + OWED_CLASS_USES) / (smoothed(expected) + OWED_CLASS_USES)
     rates: Floats = shape[:, None, :] * own[..., None]
     return rates.reshape(CLASSES, -1)
 
@@ -102,12 +102,20 @@ def _shapes(uses: Floats, exposed_s: Floats) -> Floats:
     return shape
 
 
-def _smoothed(by_run: Floats) -> Floats:
+def smoothed(by_run: Floats) -> Floats:
     """With half of each neighbouring class of run: runs of nearly the same length behave alike."""
     out = by_run.copy()
     out[:, 1:] += by_run[:, :-1] / 2
     out[:, :-1] += by_run[:, 1:] / 2
     return out
+
+
+def expected_uses(rates: Floats, classes: Ints, ages_s: Floats) -> Floats:
+    """How many uses are expected of each visit of these classes up to these ages."""
+    before = np.cumsum(rates * _WIDTHS_S, axis=1) - rates * _WIDTHS_S
+    at = np.searchsorted(EDGES_S, ages_s, side="right") - 1
+    found: Floats = before[classes, at] + rates[classes, at] * (ages_s - EDGES_S[at])
+    return found
 
 
 def indices(rates: Floats) -> Floats:

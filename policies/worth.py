@@ -5,6 +5,8 @@ a document. So what is learned from is the *visit* (one request's prompt, what i
 many objects it has, and all objects that a visit touched are worth what the visit is. A visit is followed long after
 its objects left, by one digest: the next that stores that object anew has come back.
 
+Where engines tell how long an output became, that counts as well (:mod:`outputs`).
+
 Each kind of state learns its own reuse (:mod:`reuse`): a history block, a window and a snapshot of one
 chain are used together but come and go at different places. The worth of an object is its expected uses
 per second times the tokens that a use saves, over its bytes. Ties leave oldest first.
@@ -19,12 +21,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..fabric.eviction import Arrivals, PoolShape, Slots, Values, slots_of
-from .reuse import TURNS, Floats, Ints, Seen, at_age, class_of, hazards, indices
+from .outputs import UNTOLD, Outputs
+from .reuse import TURNS, Floats, Ints, Seen, at_age, class_of, expected_uses, hazards, indices
 
 CONTINUES_TOKENS = 1024
 """Who finds more than so many tokens continues something; less may be a system prompt."""
 VISITS_MAX = 16_384
-"""Visits that are followed, for each group: the latest."""
+"""Visits that are followed, for each group: the latest. A power of two."""
 UNDECIDED_MAX = 256
 """Visits that found something and may store more: the latest."""
 HELD_MAX = 4096
@@ -43,6 +46,9 @@ class Visits:
         self.classes: Ints = np.zeros(size, dtype=np.int64)
         self.at_s: Floats = np.zeros(size)
         self.awaited = np.zeros(size, dtype=np.bool_)
+        self.back_s: Floats = np.zeros(size)
+        """When its next came, where that is no longer awaited."""
+        self.outputs = Outputs(size)
         self._turns = [0] * size
         self._lengths = [0] * size
         self._marks: list[bytes] = [b""] * size
@@ -55,6 +61,7 @@ class Visits:
         number, place = self.total, self.total % len(self._turns)
         lost = (int(self.classes[place]), float(self.at_s[place])) if self.awaited[place] else None
         self.mark(number, b"")
+        self.outputs.forget(place)
         self.total += 1
         self.at_s[place], self.awaited[place] = now_s, True
         self.set(number, turn, length, run)
@@ -96,14 +103,35 @@ class Visits:
         """Whether one of these objects stands for a visit."""
         return not self._marked.keys().isdisjoint(digests)
 
-    def came_back(self, number: int, length: int | None = None) -> tuple[int, float] | None:
+    def generated(self, number: int, output_tokens: int) -> None:
+        """The output that followed this visit's prompt became so long."""
+        if self.known(number):
+            place = number % len(self._turns)
+            self.outputs.tell(place, int(self.classes[place]), output_tokens)
+
+    def learn_outputs(self, rates: Floats, now_s: float) -> None:
+        """Compare what was told of outputs with what came back; ``rates``: what is known without that."""
+        places = np.flatnonzero(self.outputs.bands != UNTOLD)
+        waits, kinds = self.awaited[places], self.classes[places]
+        ages_s = np.maximum(np.where(waits, now_s, self.back_s[places]) - self.at_s[places], 0.0)
+        self.outputs.learn(places, kinds, (~waits).astype(np.int64), expected_uses(rates, kinds, ages_s))
+
+    def factors(self, numbers: Ints) -> Floats:
+        """What the worth of these visits' objects is multiplied by."""
+        size = len(self._turns)
+        found: Floats = self.outputs.factors[
+            numbers & (size - 1)
+        ]  # of none, -1: the last place, free until all are taken
+        return found if self.total < size else np.where(numbers >= self.total - size, found, 1.0)
+
+    def came_back(self, number: int, now_s: float, length: int | None = None) -> tuple[int, float] | None:
         """Class and time of a visit whose next came, at least half as long as it was where ``length`` says how long."""
         place = number % len(self._turns)
         if not self.known(number) or not self.awaited[place]:
             return None
         if length is not None and 2 * length < self._lengths[place]:
             return None
-        self.awaited[place] = False
+        self.awaited[place], self.back_s[place] = False, now_s
         return int(self.classes[place]), float(self.at_s[place])
 
 
@@ -139,7 +167,10 @@ class Learned:
         self._fold()
         awaited = np.flatnonzero(self.visits.awaited)
         ages_s = now_s - self.visits.at_s[awaited]
-        self.table = indices(hazards(self.seen.and_spans(self.visits.classes[awaited], ages_s, used=False)))
+        rates = hazards(self.seen.and_spans(self.visits.classes[awaited], ages_s, used=False))
+        self.table = indices(rates)
+        if self.visits.outputs.any_told:
+            self.visits.learn_outputs(rates, now_s)
         self.seen = self.seen.faded(self.visits.total - self.looked_at)
         self.looked_at = self.visits.total
 
@@ -194,7 +225,7 @@ class Worth:
         for group, mine in self._by_group(slots):
             learned = self._learned[group]
             visits, before = learned.visits, int(self._visit[mine[-1]])
-            learned.span(visits.came_back(before, len(mine)), now_s, used=True)
+            learned.span(visits.came_back(before, now_s, len(mine)), now_s, used=True)
             continues = len(mine) * learned.unit_tokens > CONTINUES_TOKENS or not learned.prefix
             turn = visits.turn_after(before) if continues else 0
             number, lost = visits.add(turn, len(mine), 0, now_s)
@@ -240,10 +271,17 @@ class Worth:
         for digest, position in zip(arrivals.digests, arrivals.positions, strict=True):
             number = learned.visits.marked(digest)
             if number is not None:
-                learned.span(learned.visits.came_back(number), now_s, used=True)
+                learned.span(learned.visits.came_back(number, now_s), now_s, used=True)
                 if position > CONTINUES_TOKENS or not learned.prefix:
                     turn = learned.visits.turn_after(number)
         return turn
+
+    def generated(self, slots: Slots, output_tokens: int, now_s: float) -> None:
+        """The visit that touched each of these last is the one whose output is told."""
+        del now_s
+        self._catch_up()
+        for slot in slots.tolist():
+            self._learned[int(self._group[slot])].visits.generated(int(self._visit[slot]), output_tokens)
 
     def left(self, slots: Slots, digests: Sequence[bytes], now_s: float) -> None:
         """What left is recognised by its visit's mark when it comes back."""
@@ -276,5 +314,7 @@ class Worth:
                 learned.look(now_s)
             mine = groups == group if several else slice(None)
             some = slots[mine]
-            out[mine] = at_age(learned.table, self._classes[some], now_s - self._last_s[some])
+            found = at_age(learned.table, self._classes[some], now_s - self._last_s[some])
+            told = learned.visits.outputs.any_told
+            out[mine] = found * learned.visits.factors(self._visit[some]) if told else found
         return out * self._saved_per_byte[slots] - (now_s - self._last_s[slots]) * 1e-24

@@ -6,17 +6,27 @@ most. Requests with an adapter are computed until its files are digested. A requ
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from dataclasses import dataclass, field
+from queue import Full, Queue
+from threading import Thread
 from typing import Any
 
 from ...actors.session import Session
 from ...fabric.identity import PromptKeys
+from ...fabric.kinds import FabricError
 from ..shared.adapters import AdapterRevisions
 from ..vllm_tier.described import model_folder
 from .steps import Load, Save, Step
 
 LOOK_S = 1.0
+CLOSE_S = 5.0
+UNTOLD_MAX = 256
+"""Ended requests whose output's length waits to be told."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -43,6 +53,9 @@ class Asking:
         self._requests: dict[str, _Known | None] = {}
         """None: one whose prompt has no token ids for all of it, or whose adapter is not digested."""
         self._loads: list[Load] = []
+        self._untold: Queue[tuple[PromptKeys, int] | None] = Queue(UNTOLD_MAX)
+        self._telling: Thread | None = None
+        self._closing = False
 
     def _known(self, request: Any) -> _Known | None:
         name = request.request_id
@@ -133,9 +146,27 @@ class Asking:
                 known.failed = True
 
     def close(self) -> None:
-        """End the thread that digests adapters."""
+        """End the threads that digest adapters and tell of outputs."""
         self._adapters.close()
+        if self._telling is not None:
+            self._closing = True
+            with contextlib.suppress(Full):  # then it is awake, and sees that it ends
+                self._untold.put_nowait(None)
+            self._telling.join(CLOSE_S)
 
-    def finished(self, request: str) -> None:
-        """Forget a request."""
-        self._requests.pop(request, None)
+    def finished(self, request: str, output_tokens: int) -> None:
+        """Forget a request, and tell how long its output became."""
+        known = self._requests.pop(request, None)
+        if known is None or self._untold.full():
+            return  # a hint: what is not told is not learned
+        self._untold.put_nowait((known.keys, output_tokens))
+        if self._telling is None:
+            self._telling = Thread(target=self._tell, name="kvfabric-tell", daemon=True)
+            self._telling.start()
+
+    def _tell(self) -> None:
+        while (one := self._untold.get()) is not None and not self._closing:
+            try:
+                self._session.generated(*one)
+            except FabricError as error:
+                logger.warning("kvfabric: the length of an output could not be told: %s", error)

@@ -119,13 +119,13 @@ class KvFabricConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.asking.failed(connector_output.failed_recving or set())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self.asking.finished(request.request_id)
+        self.asking.finished(request.request_id, request.num_output_tokens)
         return False, None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self.asking.finished(request.request_id)
+        self.asking.finished(request.request_id, request.num_output_tokens)
         return False, None  # what it computed was copied in the step that computed it
 
     def shutdown(self) -> None:

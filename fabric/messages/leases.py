@@ -199,6 +199,16 @@ class Retain:
     weight: float
 
 
+@record(83, since=2)
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A prompt's output became so long: the holder's eviction policy may learn from it."""
+
+    request: str
+    prompt: Prompt
+    output_tokens: int
+
+
 @record(35, since=2)
 @dataclass(frozen=True, slots=True)
 class Computed:

@@ -106,7 +106,10 @@ class ClusterReplay:
             for number, request in enumerate(self.trace.requests):
                 blocks = tuple(self._numbers.setdefault(block, len(self._numbers)) for block in request.blocks)
                 player = players[number % len(players)]
-                self._took(number, _call(player.play.remote(Asked(number, blocks, request.input_tokens))))
+                self._took(
+                    number,
+                    _call(player.play.remote(Asked(number, blocks, request.input_tokens, request.output_tokens))),
+                )
                 if self._disk and number % SPILL_EVERY == SPILL_EVERY - 1 and self._short_of_room():
                     for one in players:
                         _call(one.spill.remote(SPILLED_AT_ONCE))

@@ -37,6 +37,7 @@ class Asked:
     number: int
     blocks: tuple[int, ...]
     input_tokens: int
+    output_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Player:
         stores_refused = self._store(asked, keys, 0 if refused else answer.tokens)
         if answer.lease is not None:
             answer.lease.release(0 if refused else answer.tokens)
+        session.generated(keys, asked.output_tokens)
         self._stored.pop(asked.number, None)
         self._stored[asked.number] = asked
         cause = answer.cause

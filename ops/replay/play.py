@@ -18,6 +18,7 @@ from ...fabric.messages import (
     Acquire,
     Answer,
     Done,
+    Generated,
     Objects,
     Prompt,
     Release,
@@ -33,7 +34,7 @@ from ...policies.checkpoint import checkpoint_policy
 from ...policies.costs import CostGuess
 from .machine import Setup, SimulatedFabric, checksums_of
 from .models import Digests
-from .trace import BLOCK_TOKENS, Trace, infinite_cache_hits
+from .trace import BLOCK_TOKENS, Request, Trace, infinite_cache_hits
 
 LEASE_S = 60.0
 COLLECT_EVERY = 400_000
@@ -129,12 +130,13 @@ class Replay:
                     soon = requests[number : number + PREPARED]
                     self._digests.prepare(chain.from_iterable(one.blocks for one in soon))
                 self.fabric.advance(request.at_s)
-                self._one(number, request.blocks, request.input_tokens)
+                self._one(number, request)
                 if progress is not None and number % 64 == 63:
                     progress(number + 1)
         return self._result(time.perf_counter() - began)
 
-    def _one(self, number: int, blocks: Sequence[int], tokens: int) -> None:
+    def _one(self, number: int, request: Request) -> None:
+        blocks, tokens = request.blocks, request.input_tokens
         node = self._names[number % len(self._names)]
         readers = (node,) * self.model.shards
         prompt = self._digests.prompt(blocks, tokens)
@@ -149,6 +151,7 @@ class Replay:
             self._store(node, number, prompt, whole, answer)
         if answer.grant is not None:
             self.fabric.ask(node, Release(f"r{number}", answer.grant.lease, answer.tokens))
+        self.fabric.ask(node, Generated(f"g{number}", prompt, request.output_tokens))
         if self.setup.disk_bytes is not None:
             self.fabric.spill(node, f"d{number}", self._largest)
 

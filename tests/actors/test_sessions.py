@@ -347,6 +347,9 @@ def test_a_session_answers_while_its_holder_is_away_and_uses_the_next_one(fabric
     assert session.register_graph(held) == kvfabric.Stored(Reason.HOLDER_LOST)
     assert session.audited(tokens, held, "equal") is Reason.HOLDER_LOST
     assert not session.retain(tokens, ttl_s=1.0)
+    session.generated(tokens, 3)  # a hint that nobody hears is lost
+    with pytest.raises(kvfabric.FabricError, match="output_tokens"):
+        session.generated(tokens, -1)
     answer = eventually(lambda: session.acquire(tokens), lambda answer: answer.lease is None, within_s=2.0)
     assert (answer.status, answer.tokens) == (Status.MISS, 0)
     assert answer.cause is not None

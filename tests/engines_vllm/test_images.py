@@ -74,7 +74,7 @@ def test_in_the_connector_another_image_is_a_miss_from_its_block_on(site: Site) 
         def keys(image: str, salt: str | None = None) -> Any:
             plain = request(image)
             plain.cache_salt = salt
-            asking.finished(plain.request_id)
+            asking.finished(plain.request_id, 1)
             known = asking._known(plain)
             assert known is not None
             return known.keys
@@ -104,7 +104,7 @@ def test_in_the_connector_an_adapter_counts_by_its_files_and_is_computed_until_t
         def keys(lora: Any) -> Any:
             plain = request("cat")
             plain.lora_request = lora
-            asking.finished(plain.request_id)
+            asking.finished(plain.request_id, 1)
             known = asking._known(plain)
             return None if known is None else known.keys
 

@@ -20,6 +20,7 @@ from kvfabric.fabric.messages import (
     Cancel,
     Computed,
     Drop,
+    Generated,
     GraphIdle,
     GraphRegister,
     GraphRegistered,
@@ -130,6 +131,8 @@ class Hostile:
                 return Cancel(name, self.name())
             case "Computed":
                 return Computed(name, Work.PREFILL, 10, 0.1)
+            case "Generated":
+                return Generated(name, self.prompt(), draw.choice([0, 12, 1 << 20]))
             case "Retain":
                 return Retain(name, self.prompt(), draw.choice([1.0, 1e300]), draw.choice([-1e300, 0.0, 1.0, 1e300]))
             case "GraphRegister":

@@ -16,6 +16,7 @@ from kvfabric.fabric.kinds import WireError
 from kvfabric.fabric.messages import (
     Acquire,
     Drop,
+    Generated,
     GrantUntil,
     Mark,
     Objects,
@@ -55,6 +56,7 @@ SOUND: dict[str, Any] = {
     "begin": StoreBegin("r", PROMPT, (ITEM, replace(ITEM, objects=replace(ONE, shard=1))), (ONE,), False),
     "commit": StoreCommit("r", 1, bytes(32)),
     "drop": Drop("r", (ONE,)),
+    "generated": Generated("r", PROMPT, 12),
     "lookup": Router(ShardMap(0, ("d",))).lookups("r", PROMPT)["d"],
     "release": Release("r", 1, 30),
     "renew": Renew("r", 1, 30.0),
@@ -71,6 +73,8 @@ NAN, INF = float("nan"), float("inf")
 UNSOUND = [
     *[(replace(SOUND["retain"], ttl_s=s), "ttl_s") for s in (0.0, -1.0, NAN, INF)],
     (replace(SOUND["retain"], weight=NAN), "weight"),
+    *[(replace(SOUND["generated"], output_tokens=n), "output_tokens") for n in (-1, 1 << 60)],
+    (replace(SOUND["generated"], prompt=replace(PROMPT, namespace=b"")), "namespace"),
     (replace(SOUND["acquire"], request=""), "request"),
     (replace(SOUND["acquire"], request="x" * 257), "request"),
     (replace(SOUND["lookup"], op=""), "request"),

@@ -9,8 +9,9 @@ import pytest
 
 from kvfabric.fabric.arena import ArenaLayout, PoolLayout, header_arena
 from kvfabric.fabric.books import Books
-from kvfabric.fabric.eviction import Arrivals, Eviction, EvictionFactory, PoolShape, Slots, Values
+from kvfabric.fabric.eviction import Arrivals, Eviction, EvictionFactory, LeastRecentlyUsed, PoolShape, Slots, Values
 from kvfabric.fabric.kinds import ObjectKind, SpecError
+from kvfabric.fabric.messages import Prompt
 from kvfabric.fabric.model import ModelSpec
 from kvfabric.fabric.objects import Obj
 from kvfabric.fabric.passport import AbiPassport
@@ -81,6 +82,11 @@ class Bed:
         self.books.now_s = at_s
         slots = [obj.slot for obj in self.held(prompt) if obj.position <= tokens]
         self.books.touch_slots(np.array(slots, dtype=np.int64))
+
+    def generated(self, prompt: str, tokens: int, output_tokens: int) -> None:
+        """Tell how long a prompt's output became."""
+        keys = tuple(self.units(prompt, tokens).items())
+        self.books.generated(Prompt(b"n", b"w", "", tokens, keys), output_tokens)
 
     def held(self, prompt: str, group: int | None = None) -> list[Obj]:
         tables = [t for (g, _), t in self.books.table.items() if group in (None, g)]
@@ -187,6 +193,49 @@ def test_the_default_policy_learns_which_prompts_come_back() -> None:
 
     assert found("lru") == 0  # a hundred blocks come between
     assert found("default") > 200
+
+
+def test_the_default_policy_learns_from_outputs_which_prompts_come_back() -> None:
+    def found(told: dict[str, int]) -> int:
+        bed = Bed([KV], [64], eviction_policy("default"))
+        count = 0
+        for number in range(800):
+            for name in ("once", "again"):  # alike in all but their outputs; four come between, and ten of the others
+                bed.store(f"{name}{number}", 32, float(number))
+                if told:
+                    bed.generated(f"{name}{number}", 32, told[name])
+            before = f"again{number - 10}"
+            if bed.ends(before) == [8, 16, 24, 32]:
+                bed.use(before, 32, float(number))
+                count += number >= 400
+            elif number >= 10:
+                bed.store(before, 32, float(number), first=8 * len(bed.ends(before)))
+        return count
+
+    assert found({"once": 900, "again": 5}) > 250
+    assert found({"once": 5, "again": 900}) > 250  # which way it is is learned
+    assert found({"once": 70, "again": 70}) < 230
+    assert found({}) < 230
+
+
+def test_an_output_is_told_of_what_is_left_of_its_prompt_and_only_to_who_hears() -> None:
+    heard: list[tuple[list[int], int, float]] = []
+
+    class Hearing(LeastRecentlyUsed):
+        def generated(self, slots: Slots, output_tokens: int, now_s: float) -> None:
+            heard.append((slots.tolist(), output_tokens, now_s))
+
+    bed = Bed([KV, WINDOW], [8, 16], Hearing)
+    bed.store("a", 32, 1.0)
+    last = [next(obj.slot for obj in bed.held("a", group) if obj.position == 32) for group in (0, 1)]
+    bed.generated("a", 32, 7)
+    bed.generated("a", 64, 8)  # what is behind 32 is not here
+    bed.generated("b", 32, 9)
+    assert heard == [(last, 7, 1.0), (last, 8, 1.0)]
+    deaf = Bed([KV], [8], LeastRecentlyUsed)
+    deaf.store("a", 32, 1.0)
+    deaf.generated("a", 32, 7)
+    assert deaf.ends("a") == [8, 16, 24, 32]
 
 
 def test_a_policy_of_another_package_is_asked() -> None:
