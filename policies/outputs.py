@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from .reuse import OWED_USES, RUNS, TURNS, Floats, Ints, smoothed
 
@@ -44,12 +45,13 @@ class Outputs:
         self.bands[place] = band = band_of(output_tokens)
         self.factors[place] = self._learned[kind // RUNS, band]
 
-    def learn(self, places: Ints, kinds: Ints, used: Ints, expected: Floats) -> None:
+    def learn(self, places: Ints, kinds: Ints, used: npt.NDArray[np.bool_], expected: Floats) -> None:
         """From these visits, all told: whether each was used, and how many uses were expected by its class and age."""
         turns = kinds // RUNS
         flat = turns * BANDS + self.bands[places]
-        seen = np.bincount(flat, weights=used, minlength=TURNS * BANDS).reshape(TURNS, BANDS)
-        due = np.bincount(flat, weights=expected, minlength=TURNS * BANDS).reshape(TURNS, BANDS)
+        seen: Floats = np.bincount(flat[used], minlength=TURNS * BANDS).astype(np.float64).reshape(TURNS, BANDS)
+        due: Floats = np.bincount(flat, weights=expected, minlength=TURNS * BANDS).astype(np.float64)
+        due = due.reshape(TURNS, BANDS)
         level = (seen.sum(axis=1) + OWED_USES) / (due.sum(axis=1) + OWED_USES)
         self._learned = (smoothed(seen) + OWED_USES) / (smoothed(due) * level[:, None] + OWED_USES)
         self.factors[places] = self._learned[turns, self.bands[places]]

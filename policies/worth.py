@@ -114,7 +114,7 @@ class Visits:
         places = np.flatnonzero(self.outputs.bands != UNTOLD)
         waits, kinds = self.awaited[places], self.classes[places]
         ages_s = np.maximum(np.where(waits, now_s, self.back_s[places]) - self.at_s[places], 0.0)
-        self.outputs.learn(places, kinds, (~waits).astype(np.int64), expected_uses(rates, kinds, ages_s))
+        self.outputs.learn(places, kinds, ~waits, expected_uses(rates, kinds, ages_s))
 
     def factors(self, numbers: Ints) -> Floats:
         """What the worth of these visits' objects is multiplied by."""
