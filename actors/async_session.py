@@ -61,9 +61,9 @@ class AsyncSession:
         """See :meth:`Session.retain`."""
         return await self._run(self.session.retain, tokens, **kwargs)
 
-    def generated(self, tokens: Any, output_tokens: int, **key: Any) -> None:
-        """See :meth:`Session.generated`; it waits for nothing."""
-        self.session.generated(tokens, output_tokens, **key)
+    async def generated(self, tokens: Any, output_tokens: int, **key: Any) -> None:
+        """See :meth:`Session.generated`."""
+        await self._run(self.session.generated, tokens, output_tokens, **key)
 
     def audit_due(self, lease: Lease) -> bool:
         """See :meth:`Session.audit_due`."""
