@@ -214,7 +214,11 @@ class HolderClient(_Line):
         return reply
 
     def tell(self, record: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Say what needs no reply and may be taken twice; taken before whatever is asked after it. Raises HolderLost."""
+        """Say what needs no reply and may be taken twice; taken before whatever is asked after it.
+
+        Raises HolderLost, and WireError for what the holder's version has no words for.
+        """
+        encoded = self._encoded(record)  # before it is put down to be said again
         with self._lock:
             client = self._idle.pop() if self._idle else None
             crowded = len(self._told) >= TOLD_MAX
@@ -226,7 +230,7 @@ class HolderClient(_Line):
             else:
                 with self._lock:
                     self._told.append(_Told(client, record))
-                client.tell(self._encoded(record), timeout_s)
+                client.tell(encoded, timeout_s)
         except (ConnectionLost, RequestTimedOut) as error:
             client.close()
             raise HolderLost(f"holder {self.member.address}: {error}") from None

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..fabric.expected import Work
 from ..fabric.explanation import Explanation
 from ..fabric.identity import PromptKeys
-from ..fabric.kinds import FabricError, Reason, SpecError, Status, cause_of
+from ..fabric.kinds import FabricError, Reason, SpecError, Status, WireError, cause_of
 from ..fabric.memo import Remembered
 from ..fabric.messages import (
     Acquire,
@@ -302,7 +302,8 @@ class Session(Storing):
         if (refusal := refusal_of(message, self.model)) is not None:
             raise FabricError(refusal)
         for holder in sorted(set(self._holders.readers) - {""}):
-            with contextlib.suppress(HolderLost):  # its successor learns anew
+            # A successor learns anew, and a holder of the version before learns nothing.
+            with contextlib.suppress(HolderLost, WireError):
                 self._holders.client(holder).tell(message)
 
     def computed(self, tokens: int, seconds: float, *, replay: bool = False) -> None:

@@ -25,6 +25,7 @@ from kvfabric.fabric.messages import (
     ArenaRequest,
     Done,
     Drop,
+    Generated,
     GrantUntil,
     HolderGone,
     Members,
@@ -48,7 +49,7 @@ from kvfabric.fabric.messages import (
 from kvfabric.fabric.passport import Abi
 from kvfabric.transport.control_client import BlockingClient, ConnectionLost
 
-from .conftest import Away, holders, successor
+from .conftest import MAIN, Away, holders, successor
 from .stories import eventually, objects, prompt, wrong_bytes
 
 
@@ -363,6 +364,27 @@ def test_a_session_answers_while_its_holder_is_away_and_uses_the_next_one(fabric
     assert lease is not None
     with lease:
         assert wrong_bytes(lease, session.model, prompt("after")) == []
+
+
+def test_a_hint_that_a_holder_of_the_version_before_has_no_words_for_is_lost_alone(
+    fabric: Fabric, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt("heard by nobody")
+    assert session.publish(tokens, objects(session.model, tokens)).ok
+    own = kvfabric.connect(MAIN)
+    try:
+        (reader,) = set(own._holders.readers) - {""}
+        client = own._holders.client(reader)
+        monkeypatch.setattr(client, "_schema", wire.SCHEMA - 1)
+        own.generated(tokens, 3)
+        lease = own.acquire(tokens).lease  # what was told goes ahead of it, and is nothing
+        assert lease is not None
+        lease.release()
+        with pytest.raises(WireError, match=f"the peer speaks {wire.SCHEMA - 1}"):
+            client.tell(Generated("g", own.keys(tokens).prompt, 3))
+        assert own.probe(tokens).tokens == 64
+    finally:
+        own.close()
 
 
 def test_digests_computed_once_stand_for_the_prompt(session: Session) -> None:
