@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from kvfabric import Fabric
+
+SETTLED_S = 0.5
 
 
 class Running:
@@ -29,6 +32,17 @@ class Running:
 
 
 def reused_tokens(fabric: Fabric) -> int:
-    """Tokens that readers said they reused, over all holders: the fabric's own count."""
-    holders = fabric.status()["holders"]
-    return sum(int(holder.get("counters", {}).get("reused_hit_tokens_total", 0)) for holder in holders)
+    """Tokens that readers said they reused, over all holders: the fabric's own count, once no more comes.
+
+    A release is told without a reply, so an engine's answer may be here before it.
+    """
+
+    def told() -> int:
+        holders = fabric.status()["holders"]
+        return sum(int(holder.get("counters", {}).get("reused_hit_tokens_total", 0)) for holder in holders)
+
+    before, count = -1, told()
+    while count != before:
+        time.sleep(SETTLED_S)
+        before, count = count, told()
+    return count
