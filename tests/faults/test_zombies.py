@@ -21,7 +21,8 @@ from .scene import RESUME, Scene, arena_of, big_prompt, in_mid_transfer, read
 
 pytestmark = pytest.mark.faults
 
-GRANT_S = 2.0
+GRANT_S = 4.0
+"""Short, as tests wait for it to run out; long enough for a busy machine to renew the right of who does not stand still."""
 
 
 @pytest.fixture
@@ -82,8 +83,7 @@ def test_a_source_that_stands_still_in_mid_transfer_is_replaced_and_reaches_noth
         late = read(answer, reader, tokens)
         if late < RESUME:
             assert answer.cause is not None
-            # On a busy machine the reader's own right to grant, so short here, may have run out meanwhile.
-            assert answer.cause.reason in {Reason.TRANSFER_FAILED, Reason.HOLDER_LOST, Reason.NOT_GRANTING}
+            assert answer.cause.reason in {Reason.TRANSFER_FAILED, Reason.HOLDER_LOST}
         eventually(old_lease.check, lambda reason: reason is Reason.HOLDER_LOST, within_s=10.0)
         successor = eventually(
             lambda: next((h for h in brief.holders(0) if h["incarnation"] > zombie["incarnation"]), None), within_s=30.0
